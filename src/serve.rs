@@ -50,6 +50,7 @@ use std::time::Duration;
 
 use tokio::sync::RwLock;
 
+pub use api::image_urls::ImageUrls;
 use engines::Engines;
 use engines::preparing::{EmbedPlaces, Preparing};
 use error::ApiError;
@@ -152,6 +153,8 @@ pub struct ServeSettings {
     pub share_sessions: bool,
     /// Engines elsewhere compute and keep the KV.
     pub remote: bool,
+    /// Hosts that images are fetched from; none by default.
+    pub image_urls: ImageUrls,
 }
 
 impl App {
@@ -189,6 +192,8 @@ impl App {
         let engines: Engines = engines.into();
         if let Ok(engine) = engines.any() {
             model.chat_tokenizer.set_context_tokens(engine.spec().context_length());
+            let spec = engine.spec();
+            model.chat_tokenizer.set_vision(&spec.model.architecture, spec.vision.as_ref());
         }
         let state = AppState {
             model,
@@ -250,6 +255,11 @@ impl App {
     /// Returns true if the server's model writes text.
     pub fn writes_text(&self) -> bool {
         !self.embedder().is_some_and(|served| served.is_alone)
+    }
+
+    /// Returns true if the model reads images.
+    pub fn reads_images(&self) -> bool {
+        self.writes_text() && self.model().chat_tokenizer.vision().is_some()
     }
 
     pub fn embedder(&self) -> Option<&ServedEmbedder> {

@@ -27,6 +27,7 @@ const FILES: &[(&str, &str, &str)] = files![
     "dom.js": JAVASCRIPT,
     "explain.js": JAVASCRIPT,
     "main.js": JAVASCRIPT,
+    "images.js": JAVASCRIPT,
     "markdown.js": JAVASCRIPT,
     "plots.js": JAVASCRIPT,
     "server.js": JAVASCRIPT,
@@ -41,7 +42,7 @@ const DOCUMENT: &str = include_str!("../../assets/page/index.html");
 const FOLDER: &str = "/page/";
 
 /// `require-trusted-types-for` makes a browser refuse text as markup, should the page ever try to.
-const CONTENT_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+const CONTENT_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 
 const HEADERS: [(HeaderName, HeaderValue); 6] = [

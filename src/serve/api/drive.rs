@@ -422,6 +422,7 @@ impl InFlight {
             let update = match event {
                 Event::Queued { position } => Update::Progress(Progress::Waiting { position }),
                 Event::Started(started) => self.start(index, started),
+                Event::Encoding { done, total } => Update::Progress(Progress::Images { done, total }),
                 Event::Prefill { done, total } => Update::Progress(self.choices[index].progress(done, total)),
                 Event::Prompt { logprobs } => Update::Scored { choice: index, logprobs },
                 Event::Text { text, tokens } => {

@@ -65,7 +65,7 @@ impl Prompt {
 /// Returns the size of a text prompt, about.
 fn text_bytes(prompt: &TextPrompt) -> usize {
     match prompt {
-        TextPrompt::Text(text) => text.len(),
+        TextPrompt::Text(text) | TextPrompt::WithImages { text, .. } => text.len(),
         TextPrompt::Ids(ids) => ids.len(),
         TextPrompt::Infill(InfillPrompt { files, prefix, suffix, begun }) => {
             let of_files: usize = files.iter().map(|(name, text)| name.len() + text.len()).sum();
@@ -137,6 +137,8 @@ pub enum Progress {
     Session,
     /// In the queue, from 1.
     Waiting { position: usize },
+    /// Parts of the work on the prompt's images.
+    Images { done: usize, total: usize },
     /// Prompt tokens that are computed or were there, and how long the rest will take, once that can be
     /// told.
     Prompt { done: usize, total: usize, left: Option<Duration> },

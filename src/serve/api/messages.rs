@@ -13,6 +13,7 @@ use super::blocking::blocking;
 use super::body::{Incoming, JsonBody, session_of};
 use super::collect::Collected;
 use super::generate::{FinishedChoice, GenerateRequest, Prompt, Totals};
+use super::image_urls::problems;
 use super::reply::{AnswerHeaders, Ignored};
 use super::request::{AnswerParams, Streaming, check_model, check_tools, sampling, with_settings};
 use super::sse::{self, WireFormat};
@@ -24,7 +25,7 @@ use crate::wire::anthropic::tools::tools;
 use crate::wire::anthropic::{answer, error, hints, messages};
 use crate::wire::message::{begun, check_continued};
 use crate::wire::switches::fulfil;
-use crate::wire::{Fields, Problems, params, shape};
+use crate::wire::{Fields, params, shape};
 use llmctl_engine::turn::{AnswerStart, Delta, TurnRequest};
 use llmctl_engine::{Limits, Token, Usage};
 use llmctl_template::{Conversation, Message, Role};
@@ -85,7 +86,7 @@ pub struct MessagesBody {
 /// All that is wrong with the body, the first kind of it; `invalid_session_id`; 503 without an engine.
 pub fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<MessagesBody, ApiError> {
     let engine = app.engine()?;
-    let mut problems = Problems::new(app.settings().lenient);
+    let mut problems = problems(app);
     let mut fields = Fields::new(body, &mut problems);
     let model = check_model(app, &mut fields);
     let asked = prompt_fields(app, &mut fields);
@@ -98,11 +99,12 @@ pub fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<M
     let is_streamed = fields.flag("stream").unwrap_or(false);
     let turn = TurnRequest { sampling: sampling(app, &engine, &mut fields), limits, ..asked.turn };
     let streaming = Streaming { is_on: is_streamed, ..Streaming::default() };
-    let params = AnswerParams { num_choices: 1, turn, streaming };
+    let mut params = AnswerParams { num_choices: 1, turn, streaming };
     check_continued(&mut fields, "messages", &params.turn.answer_start, params.has_constraint());
     let in_body = fields.text("session_id");
     fields.end();
     problems.check(model)?;
+    params.turn.images = problems.images().decode()?;
     let (ignored, notices) = (problems.take_ignored(), problems.take_notices());
     let session = session_of(in_body, false, &incoming.headers, &incoming.caller)?;
     let request = params.request(Prompt::Chat(asked.conversation), session, incoming);

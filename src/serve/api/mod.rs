@@ -18,6 +18,7 @@ mod drive;
 pub(crate) mod embeddings;
 mod eta;
 mod generate;
+pub(crate) mod image_urls;
 mod infill;
 mod listing;
 pub(crate) mod mcp;

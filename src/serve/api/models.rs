@@ -83,7 +83,9 @@ impl<'a> ModelEntry<'a> {
             "capabilities": {
                 "completion_chat": chat.is_some_and(|chat| chat.has_template()),
                 "function_calling": chat.is_some_and(|chat| chat.output_markup().tool_calls.is_some()),
+                "vision": chat.is_some_and(|chat| chat.vision().is_some()),
             },
+            "architecture": architecture(chat.is_some_and(|chat| chat.vision().is_some())),
             "aliases": aliases,
             "status": {"value": "loaded"},
             "meta": self.meta(app),
@@ -107,6 +109,12 @@ impl<'a> ModelEntry<'a> {
             "n_vocab": app.model().chat_tokenizer.tokenizer().vocab_size(),
         })
     }
+}
+
+/// Returns what goes in and comes out, in OpenRouter's form, by which clients switch pictures on.
+fn architecture(reads_images: bool) -> Value {
+    let inputs: &[&str] = if reads_images { &["text", "image"] } else { &["text"] };
+    json!({"input_modalities": inputs, "output_modalities": ["text"]})
 }
 
 /// Returns the object of a loaded model of several.
@@ -213,7 +221,7 @@ pub async fn props(State(app): State<App>) -> Json<Value> {
         "total_slots": slots,
         "model_alias": app.model().id,
         "chat_template": chat_tokenizer.template_source().unwrap_or_default(),
-        "modalities": {"vision": false, "audio": false},
+        "modalities": {"vision": app.reads_images(), "audio": false},
         "bos_token": text(tokenizer.bos()),
         "eos_token": text(tokenizer.eos()),
         "build_info": format!("llmctl {}", env!("CARGO_PKG_VERSION")),

@@ -99,7 +99,9 @@ fn prepare_chat(
         Some(RequestSession::Stored(InSession { appends: true, .. })) => followed(&opened, conversation),
         _ => conversation.clone(),
     };
-    let notice = app.model().chat_tokenizer.notice_of_moved_system(&conversation.messages);
+    let chat_tokenizer = &app.model().chat_tokenizer;
+    let notice = chat_tokenizer.notice_of_moved_system(&conversation.messages);
+    let of_images = chat_tokenizer.notice_of_images(&conversation.messages);
     let planned = opened.begin(planner, conversation, &request.turn)?;
     let plans = vec![planned.plan.clone()];
     // Several answers are no turn: the client's next request shows which of them the conversation continues.
@@ -116,7 +118,7 @@ fn prepare_chat(
         turn: Some((opened, planned)),
         session,
         placed,
-        notices: notice.iter().map(ToString::to_string).collect(),
+        notices: notice.iter().chain(&of_images).map(ToString::to_string).collect(),
     })
 }
 

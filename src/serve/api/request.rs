@@ -8,16 +8,18 @@ use serde_json::{Map, Value, json};
 
 use super::body::{Incoming, session_of};
 use super::generate::{GenerateRequest, Prompt};
+use super::image_urls::problems;
 use crate::App;
 use crate::error::ApiError;
 use crate::sessions::RequestSession;
 use crate::wire::fields::shown;
+use crate::wire::images::{self, ImagePiece, ImagePlace};
 use crate::wire::switches::{AnswerReasoning, Switches, switches};
 use crate::wire::{Fields, Problems, message, options, params, shape, tools};
 use llmctl_base::{Error, GivenSampling};
 use llmctl_engine::turn::{AnswerStart, InfillPrompt, TextPrompt, ToolUse, TurnRequest};
 use llmctl_engine::{ChatTokenizer, EngineClient, Limits, Overflow, draw_seed};
-use llmctl_template::{Conversation, Message, Role};
+use llmctl_template::{Conversation, ImageRef, Message, Role};
 
 /// OpenAI's default for completions, which its clients rely on.
 const COMPLETION_TOKENS: usize = 16;
@@ -69,7 +71,7 @@ pub struct AnswerParams {
 /// All that is wrong with the body, the first kind of it; `invalid_session_id`; 503 without an engine.
 pub fn chat(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<ChatBody, ApiError> {
     let engine = app.engine()?;
-    let mut problems = Problems::new(app.settings().lenient);
+    let mut problems = problems(app);
     let mut fields = Fields::new(body, &mut problems);
     let model = check_model(app, &mut fields);
     let (mut conversation, reasoning) = conversation_without_tools(app, &mut fields);
@@ -90,11 +92,13 @@ pub fn chat(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<C
     let (in_body, appends) = (fields.text("session_id"), fields.flag("session_append").unwrap_or(false));
     fields.end();
     problems.check(model)?;
-    let ignored = problems.take_ignored();
+    params.turn.images = problems.images().decode()?;
+    let (ignored, notices) = (problems.take_ignored(), problems.take_notices());
     let session = session_of(in_body, appends, &incoming.headers, &incoming.caller)?;
     check_session(session.as_ref(), appends, params.num_choices)?;
     let streaming = params.streaming;
     let request = params.request(Prompt::Chat(conversation), session, incoming);
+    let request = GenerateRequest { notices, ..request };
     Ok(ChatBody { request, streaming, shows_reasoning: reasoning.is_shown, has_functions, ignored })
 }
 
@@ -122,7 +126,7 @@ fn conversation_without_tools(app: &App, fields: &mut Fields<'_>) -> (Conversati
 /// As [`chat`].
 pub fn completion(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<Completion, ApiError> {
     let engine = app.engine()?;
-    let mut problems = Problems::new(app.settings().lenient);
+    let mut problems = problems(app);
     let mut fields = Fields::new(body, &mut problems);
     let model = check_model(app, &mut fields);
     let prompts = prompts(&mut fields);
@@ -131,7 +135,7 @@ pub fn completion(app: &App, body: Map<String, Value>, incoming: Incoming) -> Re
     let returns_token_ids = fields.flag("return_token_ids").unwrap_or(false);
     let defaults = Limits { max_tokens: Some(COMPLETION_TOKENS), ..Limits::default() };
     let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
-    let params = params(app, &engine, &mut fields, defaults, Reading { schema_open, may_be_none: echo });
+    let mut params = params(app, &engine, &mut fields, defaults, Reading { schema_open, may_be_none: echo });
     let most = most_answers(&engine);
     if prompts.len() * params.num_choices > most {
         fields.out_of_range("prompt", &format!("and n together ask for more than {most} answers"));
@@ -140,6 +144,7 @@ pub fn completion(app: &App, body: Map<String, Value>, incoming: Incoming) -> Re
     let in_body = fields.text("session_id");
     fields.end();
     problems.check(model)?;
+    params.turn.images = problems.images().decode()?;
     let ignored = problems.take_ignored();
     let session = session_of(in_body, false, &incoming.headers, &incoming.caller)?;
     if matches!(session, Some(RequestSession::Stored(_))) {
@@ -422,6 +427,7 @@ fn prompts(fields: &mut Fields<'_>) -> Vec<TextPrompt> {
             token_ids(&items).map(|ids| vec![TextPrompt::Ids(ids)])
         }
         Some(Value::Array(items)) => items.iter().map(raw_text).collect(),
+        Some(Value::Object(members)) => Some(vec![text_with_images(fields.inside("prompt", members))]),
         Some(value) => raw_text(&value).map(|text| vec![text]),
     };
     if prompts.is_none() {
@@ -445,13 +451,26 @@ fn between(
             let suffix = suffix.clone();
             Some(TextPrompt::Infill(InfillPrompt { prefix, suffix, ..InfillPrompt::default() }))
         }
-        TextPrompt::Ids(_) | TextPrompt::Infill(_) => None,
+        TextPrompt::WithImages { .. } | TextPrompt::Ids(_) | TextPrompt::Infill(_) => None,
     });
     let texts: Option<Vec<TextPrompt>> = texts.collect();
     if texts.is_none() {
         fields.out_of_range("suffix", "needs prompts that are text, not token ids");
     }
     texts.unwrap_or_default()
+}
+
+/// Reads llama.cpp's form of a text with images, whose places the text marks.
+fn text_with_images(mut prompt: Fields<'_>) -> TextPrompt {
+    prompt.require("prompt_string");
+    let text = prompt.text("prompt_string").unwrap_or_default();
+    let images = images::list(&mut prompt, "multimodal_data", ImagePlace::User);
+    prompt.end();
+    let image = |piece| match piece {
+        ImagePiece::Image(part) => ImageRef::of(&part),
+        ImagePiece::Text(_) => None,
+    };
+    TextPrompt::WithImages { text, images: images.into_iter().filter_map(image).collect() }
 }
 
 fn raw_text(value: &Value) -> Option<TextPrompt> {

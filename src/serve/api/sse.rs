@@ -244,6 +244,9 @@ fn comment(progress: Option<Progress>) -> Bytes {
         None => "keep-alive".to_owned(),
         Some(Progress::Session) => "waiting: the session is busy with another request".to_owned(),
         Some(Progress::Waiting { position }) => format!("waiting: {position} in the queue"),
+        Some(Progress::Images { done, total }) => {
+            format!("images: {} % looked at", (100 * done).checked_div(total).unwrap_or(0))
+        }
         Some(Progress::Prompt { done, total, left: None }) => format!("prompt: {done} of {total} tokens"),
         Some(Progress::Prompt { done, total, left: Some(left) }) => {
             format!("prompt: {done} of {total} tokens, about {:.0} s left", left.as_secs_f64().ceil())
@@ -273,6 +276,7 @@ mod tests {
         check(None, "keep-alive");
         check(Some(Progress::Session), "waiting: the session is busy with another request");
         check(Some(Progress::Waiting { position: 3 }), "waiting: 3 in the queue");
+        check(Some(Progress::Images { done: 1, total: 4 }), "images: 25 % looked at");
         check(Some(Progress::Prompt { done: 0, total: 9, left: None }), "prompt: 0 of 9 tokens");
         let left = Some(Duration::from_millis(1200));
         check(Some(Progress::Prompt { done: 4, total: 9, left }), "prompt: 4 of 9 tokens, about 2 s left");

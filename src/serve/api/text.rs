@@ -7,12 +7,13 @@ use serde_json::{Map, Value, json};
 
 use super::blocking::blocking;
 use super::body::JsonBody;
+use super::image_urls::problems;
 use super::reply::Ignored;
 use super::request::{check_model, conversation, token_ids};
 use crate::App;
 use crate::engines::preparing::bytes_of;
 use crate::error::ApiError;
-use crate::wire::{Fields, Problems};
+use crate::wire::Fields;
 use llmctl_base::Error;
 use llmctl_engine::ChatTokenizer;
 use llmctl_engine::turn::AnswerStart;
@@ -102,7 +103,7 @@ fn encode(chat_tokenizer: &ChatTokenizer, source: TextSource) -> Result<Vec<u32>
         }
         TextSource::Chat(conversation, start) => {
             let prompt = render(chat_tokenizer, &conversation, &start)?;
-            ("messages", chat_tokenizer.tokenizer().encode_chat_for(&prompt, Some(most)))
+            ("messages", encode_chat(chat_tokenizer, &conversation, prompt, most))
         }
     };
     encoded.map_err(|error| match error {
@@ -112,6 +113,21 @@ fn encode(chat_tokenizer: &ChatTokenizer, source: TextSource) -> Result<Vec<u32>
         }
         other => other.into(),
     })
+}
+
+/// Encodes a rendered conversation; of its images the sizes say how many tokens they have.
+fn encode_chat(
+    chat_tokenizer: &ChatTokenizer,
+    conversation: &Conversation,
+    prompt: String,
+    most: usize,
+) -> Result<Vec<u32>, Error> {
+    let plans = chat_tokenizer.image_plans(&chat_tokenizer.images(conversation))?;
+    let prompt = match chat_tokenizer.vision() {
+        Some(vision) => vision.expanded(&prompt, &mut plans.iter(), most)?,
+        None => prompt,
+    };
+    chat_tokenizer.tokenizer().encode_chat_for(&prompt, Some(most))
 }
 
 /// Renders a prompt with the given beginning of its answer.
@@ -225,7 +241,7 @@ pub fn read_fields<T>(
     body: Map<String, Value>,
     read: impl FnOnce(&App, &mut Fields<'_>) -> T,
 ) -> Result<(Ignored, T), ApiError> {
-    let mut problems = Problems::new(app.settings().lenient);
+    let mut problems = problems(app);
     let mut fields = Fields::new(body, &mut problems);
     let model = check_model(app, &mut fields);
     let read = read(app, &mut fields);

@@ -108,13 +108,13 @@ async fn read_body(
     lifecycle: &Lifecycle,
     request: Request,
 ) -> Result<(Request, Option<OwnedSemaphorePermit>), ApiError> {
-    let policy = lifecycle.policy();
     if request.body().is_end_stream() {
         return Ok((request, None));
     }
-    if usize::try_from(request.body().size_hint().lower()).map_or(true, |bytes| bytes > policy.max_body) {
+    let max_body = lifecycle.max_body();
+    if usize::try_from(request.body().size_hint().lower()).map_or(true, |bytes| bytes > max_body) {
         discard(request);
-        return Err(too_large(policy.max_body));
+        return Err(too_large(max_body));
     }
     let client = request.extensions().get::<ConnectionInfo>().and_then(ConnectionInfo::address);
     let (parts, body) = request.into_parts();
@@ -132,9 +132,9 @@ async fn read_body(
             }
             Ok(Some(Ok(chunk))) => chunk,
         };
-        if bytes.len() + chunk.len() > policy.max_body {
+        if bytes.len() + chunk.len() > max_body {
             discard_rest(chunks);
-            return Err(too_large(policy.max_body));
+            return Err(too_large(max_body));
         }
         bytes.extend_from_slice(&chunk);
         if !lifecycle.bodies().cover(bytes.capacity(), &mut memory) {

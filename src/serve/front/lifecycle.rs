@@ -104,6 +104,15 @@ impl Lifecycle {
         &self.state.policy
     }
 
+    /// Returns the bytes that a body may have. Of several models, the one that reads it is not known yet.
+    pub fn max_body(&self) -> usize {
+        let policy = self.policy();
+        match self.apps().iter().any(App::reads_images) {
+            true => policy.max_body.max(policy.max_body_with_images),
+            false => policy.max_body,
+        }
+    }
+
     pub fn bodies(&self) -> &Bodies {
         &self.state.bodies
     }

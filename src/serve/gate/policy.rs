@@ -36,8 +36,9 @@ pub struct Policy {
     pub hosts: Hosts,
     /// Origins of web pages that may use this server; `*` allows all.
     pub origins: Vec<String>,
-    /// Largest request body, in bytes.
+    /// Largest request body, in bytes, and that where a model reads images.
     pub max_body: usize,
+    pub max_body_with_images: usize,
     /// Time limit for a body to arrive.
     pub body_timeout: Duration,
     /// Most slow bodies of one client address at a time; 0 is no limit.
@@ -53,6 +54,7 @@ impl Default for Policy {
             hosts: Hosts::default(),
             origins: Vec::new(),
             max_body: 16 << 20,
+            max_body_with_images: 64 << 20,
             body_timeout: Duration::from_secs(60),
             max_slow_bodies: 64,
             page: true,

@@ -149,6 +149,7 @@ mod tests {
         let reuse = Reuse { cached_tokens: 6, reason: ReuseReason::ExactPrefix, ..Reuse::default() };
         let started = Started { prompt_tokens: 10, max_tokens: 5, seed: 1, reuse, difference: None };
         let timings = Timings {
+            encode: Duration::ZERO,
             queue: Duration::from_millis(50),
             prefill: Duration::from_millis(100),
             decode: Duration::from_millis(200),

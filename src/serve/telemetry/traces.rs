@@ -255,6 +255,7 @@ mod tests {
     fn record() -> FinishedTurn {
         let ms = Duration::from_millis;
         let timings = Timings {
+            encode: Duration::ZERO,
             queue: ms(5),
             prefill: ms(20),
             decode: ms(70),

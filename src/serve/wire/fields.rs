@@ -10,6 +10,7 @@ use axum::http::StatusCode;
 use serde_json::{Map, Value};
 
 use super::hints::hints;
+use super::image_files::{ImageReading, Images};
 use super::record::{self, FieldType};
 use crate::error::ApiError;
 
@@ -34,6 +35,7 @@ pub struct Problems {
     is_optional: bool,
     ignored: BTreeSet<String>,
     notices: Vec<String>,
+    images: Images,
 }
 
 /// Problems of one kind: the first few whole, the others counted.
@@ -72,6 +74,18 @@ impl ProblemGroup {
 impl Problems {
     pub fn new(lenient: bool) -> Self {
         Self { lenient: Some(lenient), ..Self::default() }
+    }
+
+    /// Reads images as `usage` says.
+    #[must_use]
+    pub fn with_images(mut self, usage: ImageReading) -> Self {
+        self.images.usage = usage;
+        self
+    }
+
+    /// Returns the images so far.
+    pub fn images(&mut self) -> &mut Images {
+        &mut self.images
     }
 
     /// A field that is missing or of the wrong type.
@@ -117,7 +131,7 @@ impl Problems {
         self.lenient == Some(true)
     }
 
-    /// The first group with something in it: the form (422), the model, values (400), what is unsupported (400).
+    /// The first group with something in it: the form (422), the model, values (400), what is unsupported (400), images (400).
     ///
     /// # Errors
     /// The first of that group in one message, and how many more there are; `param` is the first.
@@ -129,7 +143,8 @@ impl Problems {
             Some(false) if self.is_optional => " (serve --lenient passes over what it does not know)",
             _ => "",
         };
-        self.unsupported.told(StatusCode::BAD_REQUEST, "unsupported_parameter", advice)
+        self.unsupported.told(StatusCode::BAD_REQUEST, "unsupported_parameter", advice)?;
+        self.images.check()
     }
 }
 

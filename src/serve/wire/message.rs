@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::Fields;
 use super::hints::OTHER_SERVERS;
+use super::images::{self, ImagePiece, ImagePlace, is_image, left_out};
 use llmctl_engine::turn::AnswerStart;
 use llmctl_models::text::without_lone_surrogates;
 use llmctl_template::{Content, Message, Role, ToolCall};
@@ -25,27 +26,49 @@ pub fn messages(fields: &mut Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> V
 fn message(mut fields: Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> Option<Message> {
     fields.require("role");
     let role = fields.text("role").map(|name| known_role(&mut fields, &name, knows_role));
-    let ContentParts { content, thoughts } = content(&mut fields, role == Some(Role::Tool));
+    let place = match role {
+        Some(Role::Tool) => ImagePlace::ToolResult,
+        Some(Role::User | Role::Other(_)) => ImagePlace::User,
+        _ => ImagePlace::Elsewhere,
+    };
+    let ContentParts { content, thoughts } = content(&mut fields, place);
     let content = content.or_else(|| refusal(&mut fields));
+    let content = with_images_beside(&mut fields, content, place);
     let reasoning = reasoning(&mut fields, thoughts);
     let mut tool_calls = tool_calls(&mut fields);
     tool_calls.extend(function_call(&mut fields));
     let tool_call_id = fields.text("tool_call_id");
     let name = fields.text("name");
     if role != Some(Role::Assistant) {
-        ["images", "audio"].iter().for_each(|name| refuse_media(&mut fields, name));
+        refuse_sound(&mut fields);
     }
     OTHER_SERVERS.echoed.iter().for_each(|name| echoed(&mut fields, name));
     fields.end();
     Some(Message { role: role?, content, reasoning, tool_calls, tool_call_id, name })
 }
 
-/// Refuses pictures and sound that stand beside the text of a message, as Ollama's clients send them. Without them the answer would
-/// be another one. An answer that comes back may carry what its model made.
-fn refuse_media(fields: &mut Fields<'_>, name: &str) {
-    let Some(value) = fields.take(name).filter(|value| !is_empty(value)) else { return };
-    let count = value.as_array().map_or(1, Vec::len);
-    fields.unsupported(name, &format!("holds {count}, and only text is supported"));
+/// Puts images that stand beside the text of a message, as Ollama's clients send them, before it.
+fn with_images_beside(
+    fields: &mut Fields<'_>,
+    content: Option<Content>,
+    place: ImagePlace,
+) -> Option<Content> {
+    if place == ImagePlace::Elsewhere {
+        return content;
+    }
+    let beside = images::list(fields, "images", place);
+    if beside.is_empty() {
+        return content;
+    }
+    Some(images::content(beside.into_iter().chain(content.into_iter().flat_map(images::pieces))))
+}
+
+/// Refuses sound that stands beside the text of a message. Without it the answer would be another one. An answer that comes back may
+/// carry what its model made.
+fn refuse_sound(fields: &mut Fields<'_>) {
+    if fields.take("audio").is_some_and(|value| !is_empty(&value)) {
+        fields.unsupported("audio", "is sound, and only text and images are supported");
+    }
 }
 
 /// Takes a member of an answer that came back, and reports it unless it is empty.
@@ -122,9 +145,9 @@ struct ContentParts {
     thoughts: Vec<String>,
 }
 
-/// A string, or parts that are all text, beside those of a thought: several parts are one text, line by line. Of a tool's result
-/// (`is_result`) other parts are left out.
-fn content(fields: &mut Fields<'_>, is_result: bool) -> ContentParts {
+/// A string, or parts, beside those of a thought: several texts are one, line by line. Of a tool's result parts of other types are left
+/// out.
+fn content(fields: &mut Fields<'_>, place: ImagePlace) -> ContentParts {
     let parts = match fields.take("content") {
         None => return ContentParts::default(),
         Some(Value::String(text)) => {
@@ -141,43 +164,38 @@ fn content(fields: &mut Fields<'_>, is_result: bool) -> ContentParts {
             return ContentParts::default();
         }
     };
-    let (mut texts, mut thoughts) = (Vec::new(), Vec::new());
+    let (mut said, mut thoughts) = (Vec::new(), Vec::new());
     for (index, value) in parts.into_iter().enumerate() {
-        match part(fields, &format!("content[{index}]"), value, is_result) {
-            Some(ContentPart::Text(text)) => texts.push(text),
+        match part(fields, &format!("content[{index}]"), value, place) {
+            Some(ContentPart::Said(piece)) => said.push(piece),
             Some(ContentPart::Thought(text)) => thoughts.push(text),
             None => {}
         }
     }
-    ContentParts { content: Some(Content::Text(texts.join("\n"))), thoughts }
+    ContentParts { content: Some(images::content(said)), thoughts }
 }
 
 enum ContentPart {
-    Text(String),
+    Said(ImagePiece),
     Thought(String),
 }
 
-/// Returns the text that replaces an unread part of a tool's result. A refusal would end the conversation,
-/// because the client cannot take the result back.
-pub fn left_out(fields: &mut Fields<'_>, kind: &str) -> String {
-    let kind = super::fields::shown(kind);
-    fields
-        .problems()
-        .notice(format!("a part of type {kind} was left out of a tool's result: only text is supported"));
-    format!("[{kind}: left out; llmctl reads only text]")
-}
-
-fn part(fields: &mut Fields<'_>, at: &str, part: Value, is_result: bool) -> Option<ContentPart> {
+fn part(fields: &mut Fields<'_>, at: &str, part: Value, place: ImagePlace) -> Option<ContentPart> {
     let mut part = fields.within(at, part)?;
     let kind = part.text("type");
     let member = match kind.as_deref() {
         Some("text" | "input_text" | "output_text") => "text",
         Some("refusal") => "refusal",
         Some("thinking" | "reasoning") => part.spelled(&["text", "thinking", "reasoning"]),
-        Some(kind) if is_result => return Some(ContentPart::Text(left_out(&mut part, kind))),
+        Some(kind) if is_image(kind) && place != ImagePlace::Elsewhere => {
+            return images::image(part, kind, place).map(ContentPart::Said);
+        }
+        Some(kind) if place == ImagePlace::ToolResult => {
+            return Some(ContentPart::Said(ImagePiece::Text(left_out(&mut part, kind))));
+        }
         Some(kind) => {
             let message =
-                format!("has a part of type {:?}, and only text is supported", super::fields::shown(kind));
+                format!("has a part of type {:?}, which is not supported here", super::fields::shown(kind));
             fields.unsupported("content", &message);
             return None;
         }
@@ -195,7 +213,7 @@ fn part(fields: &mut Fields<'_>, at: &str, part: Value, is_result: bool) -> Opti
     part.end();
     match kind.as_deref() {
         Some("thinking" | "reasoning") => text.map(ContentPart::Thought),
-        _ => text.map(ContentPart::Text),
+        _ => text.map(|text| ContentPart::Said(ImagePiece::Text(text))),
     }
 }
 
@@ -459,7 +477,7 @@ mod tests {
         let parts = json!([{"type": "text", "text": "t"}, {"type": "image_url", "image_url": {"url": "x"}}]);
         let (messages, checked) =
             read(json!([{"role": "tool", "tool_call_id": "c", "content": parts, "phase": "x"}]));
-        let expected = "t\n[image_url: left out; llmctl reads only text]";
+        let expected = "t\n[image_url: left out; this model reads only text]";
         assert_eq!((&messages[0].content, checked), (&Some(Content::Text(expected.to_owned())), Ok(())));
     }
 
@@ -494,8 +512,17 @@ mod tests {
             (json!({"role": "weird", "content": "x"}), 400, "messages[1].role"),
             (json!({"role": "user", "content": 1}), 422, "messages[1].content"),
             (json!({"role": "user", "content": [{"type": "text"}]}), 422, "messages[1].content[0].text"),
-            (json!({"role": "user", "content": [{"type": "image_url"}]}), 400, "messages[1].content"),
-            (json!({"role": "user", "content": "x", "images": ["iVBORw0K"]}), 400, "messages[1].images"),
+            (
+                json!({"role": "user", "content": [{"type": "image_url"}]}),
+                422,
+                "messages[1].content[0].image_url",
+            ),
+            (
+                json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}),
+                400,
+                "messages[1].content[0].image_url",
+            ),
+            (json!({"role": "user", "content": "x", "images": ["iVBORw0K"]}), 400, "messages[1].images[0]"),
             (json!({"role": "system", "content": [{"type": "image"}]}), 400, "messages[1].content"),
             (json!({"role": "user", "content": "x", "audio": {"data": "x"}}), 400, "messages[1].audio"),
             (json!({"role": "user", "content": "x", "cached": true}), 400, "messages[1].cached"),

@@ -10,6 +10,8 @@ pub mod answer;
 pub mod anthropic;
 pub mod fields;
 pub mod hints;
+pub mod image_files;
+pub mod images;
 pub mod json;
 pub mod message;
 pub mod options;

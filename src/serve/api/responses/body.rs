@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::body::{Incoming, session_of};
 use super::super::generate::{GenerateRequest, Prompt, TurnNote};
+use super::super::image_urls::problems;
 use super::super::reply::Head;
 use super::super::request::{self, AnswerParams, Reading, with_known_roles};
 use super::stored::{self, StoredResponse};
@@ -26,7 +27,7 @@ use crate::wire::responses::items::response_of_item;
 use crate::wire::responses::object::{ResponseShape, repeated, sampling_members};
 use crate::wire::responses::tools::{ResponseTools, tools};
 use crate::wire::switches::{Switches, switches};
-use crate::wire::{Fields, Problems, shape};
+use crate::wire::{Fields, shape};
 use llmctl_engine::grammar::GrammarSource;
 use llmctl_engine::session::store::{SessionName, now_ms};
 use llmctl_engine::turn::{OutputConstraint, ToolUse};
@@ -72,6 +73,8 @@ struct AskedResponse {
     /// Without its id.
     shape: ResponseShape,
     ignored: Vec<String>,
+    /// Changes that were made to the input.
+    notices: Vec<String>,
 }
 
 /// Reads the body of a response.
@@ -95,7 +98,7 @@ pub fn read(app: &App, mut body: Map<String, Value>, incoming: Incoming) -> Resu
     shape.repeated.insert("store".to_owned(), is_stored.into());
     shape.repeated.extend(sampling_members(&request.turn.sampling()));
     let writer = ResponseWriter::new(Head::new(app, "resp"), shape, request.turn.logprobs.is_some());
-    request.notices = left_out(&asked.ignored);
+    request.notices = left_out(&asked.ignored).into_iter().chain(asked.notices).collect();
     request.note = is_stored.then(|| Arc::new(writer.clone()) as Arc<dyn TurnNote>);
     Ok(ResponsesBody { request, is_streamed, writer, ignored: asked.ignored })
 }
@@ -104,7 +107,7 @@ pub fn read(app: &App, mut body: Map<String, Value>, incoming: Incoming) -> Resu
 fn ask(app: &App, body: Map<String, Value>) -> Result<AskedResponse, ApiError> {
     let engine = app.engine()?;
     let mut repeated = repeated(&body);
-    let mut problems = Problems::new(app.settings().lenient);
+    let mut problems = problems(app);
     let mut fields = Fields::new(body, &mut problems);
     let model = request::check_model(app, &mut fields);
     let storing = Storing::read(&mut fields);
@@ -126,6 +129,7 @@ fn ask(app: &App, body: Map<String, Value>) -> Result<AskedResponse, ApiError> {
     }
     fields.end();
     problems.check(model)?;
+    params.turn.images = problems.images().decode()?;
     repeated.insert("tools".to_owned(), repeated_tools.into());
     repeated.insert("model".to_owned(), app.model().id.as_str().into());
     params.turn.tools = tools;
@@ -140,13 +144,15 @@ fn ask(app: &App, body: Map<String, Value>) -> Result<AskedResponse, ApiError> {
         shows_reasoning: reasoning.is_shown,
         seals_reasoning: outputs.seals_reasoning,
     };
-    let ignored = problems.take_ignored();
-    Ok(AskedResponse { params, storing, instructions, input, kwargs, shape, ignored })
+    let (ignored, notices) = (problems.take_ignored(), problems.take_notices());
+    Ok(AskedResponse { params, storing, instructions, input, kwargs, shape, ignored, notices })
 }
 
 /// Returns a notice for each type of items and tools that the request has for nothing.
 fn left_out(ignored: &[String]) -> Vec<String> {
-    let kinds = ignored.iter().filter(|path| path.starts_with("input[].") || path.starts_with("tools[]."));
+    let is_kind = |path: &&String| path.starts_with("input[].") || path.starts_with("tools[].");
+    // Parts of items have notices of their own.
+    let kinds = ignored.iter().filter(is_kind).filter(|path| path.matches("[]").count() == 1);
     kinds.map(|path| format!("{path} was left out, because this server has no use for it")).collect()
 }
 

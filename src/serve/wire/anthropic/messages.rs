@@ -1,15 +1,16 @@
 //! The system prompt and the messages of a body.
 //!
-//! Invariants: a turn of the user becomes the results of tools, in their order, and the text behind them;
+//! Invariants: a turn of the user becomes the results of tools, in their order, and the text and images behind them;
 //! text blocks of the assistant are joined without anything between, so that an answer that comes back is the
 //! text that was generated; turns of one role that follow each other are one turn, as in Anthropic's API.
 //! Thinking is the reasoning of its message, a line for each block, and its signature means nothing here.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::super::Fields;
 use super::super::fields::shown;
-use super::super::message::{as_arguments, echoed, left_out};
+use super::super::images::{self, ImagePiece, ImagePlace, image, is_image, left_out};
+use super::super::message::{as_arguments, echoed};
 use llmctl_template::{Content, Message, Role, ToolCall};
 
 /// The most messages of a request, as in Anthropic's API.
@@ -67,10 +68,11 @@ fn system(fields: &mut Fields<'_>) -> Option<Message> {
 fn push(messages: &mut Vec<Message>, message: Message) {
     match messages.last_mut() {
         Some(last) if last.role == message.role && last.role == Role::User => {
-            last.content = joined(last.content.take(), message.content, "\n");
+            let both = last.content.take().into_iter().chain(message.content);
+            last.content = Some(images::content(both.flat_map(images::pieces)));
         }
         Some(last) if last.role == message.role && last.role == Role::Assistant => {
-            last.content = joined(last.content.take(), message.content, "");
+            last.content = joined(last.content.take(), message.content);
             let thoughts: Vec<String> = last.reasoning.take().into_iter().chain(message.reasoning).collect();
             last.reasoning = Some(thoughts.join("\n")).filter(|text| !text.is_empty());
             last.tool_calls.extend(message.tool_calls);
@@ -79,11 +81,10 @@ fn push(messages: &mut Vec<Message>, message: Message) {
     }
 }
 
-fn joined(first: Option<Content>, second: Option<Content>, between: &str) -> Option<Content> {
+/// Joins what an assistant says, which is text alone.
+fn joined(first: Option<Content>, second: Option<Content>) -> Option<Content> {
     match (first, second) {
-        (Some(Content::Text(first)), Some(Content::Text(second))) => {
-            Some(Content::Text(format!("{first}{between}{second}")))
-        }
+        (Some(Content::Text(first)), Some(Content::Text(second))) => Some(Content::Text(first + &second)),
         (first, second) => first.or(second),
     }
 }
@@ -93,10 +94,11 @@ fn turn(fields: &mut Fields<'_>, at: &str, value: Value) -> Vec<Message> {
     let Some(mut fields) = fields.within(at, value) else { return Vec::new() };
     fields.require("role");
     let role = fields.text("role");
+    let place = if role.as_deref() == Some("user") { ImagePlace::User } else { ImagePlace::Elsewhere };
     let blocks = match fields.take("content") {
-        Some(Value::String(text)) => vec![Block::Text(text)],
+        Some(Value::String(text)) => vec![Block::Said(ImagePiece::Text(text))],
         Some(Value::Array(blocks)) => {
-            let read = |(index, block)| self::block(&mut fields, &format!("content.{index}"), block);
+            let read = |(index, block)| self::block(&mut fields, &format!("content.{index}"), block, place);
             blocks.into_iter().enumerate().filter_map(read).collect()
         }
         None => {
@@ -111,7 +113,7 @@ fn turn(fields: &mut Fields<'_>, at: &str, value: Value) -> Vec<Message> {
     let messages = match role.as_deref() {
         Some("user") => user(&mut fields, blocks),
         Some("assistant") => vec![assistant(&mut fields, blocks)],
-        Some("system") => vec![Message::system(only_texts(&mut fields, blocks, "system").join("\n"))],
+        Some("system") => vec![said(&mut fields, blocks, Role::System)],
         Some(other) => {
             fields
                 .unsupported("role", &format!("= {:?} is none of user, assistant and system", shown(other)));
@@ -125,7 +127,7 @@ fn turn(fields: &mut Fields<'_>, at: &str, value: Value) -> Vec<Message> {
 
 /// A block of content.
 enum Block {
-    Text(String),
+    Said(ImagePiece),
     Thinking(String),
     Call(ToolCall),
     Result(Message),
@@ -134,7 +136,8 @@ enum Block {
 impl Block {
     fn name(&self) -> &'static str {
         match self {
-            Block::Text(_) => "text",
+            Block::Said(ImagePiece::Text(_)) => "text",
+            Block::Said(ImagePiece::Image(_)) => "image",
             Block::Thinking(_) => "thinking",
             Block::Call(_) => "tool_use",
             Block::Result(_) => "tool_result",
@@ -143,15 +146,18 @@ impl Block {
 }
 
 /// Reads one block. `None` if it is left out or refused.
-fn block(fields: &mut Fields<'_>, at: &str, value: Value) -> Option<Block> {
+fn block(fields: &mut Fields<'_>, at: &str, value: Value, place: ImagePlace) -> Option<Block> {
     if let Some(text) = text_within(&value) {
-        return Some(Block::Text(text));
+        return Some(Block::Said(ImagePiece::Text(text)));
     }
     let mut block = fields.within(at, value)?;
     block.hint("cache_control");
     block.require("type");
     let read = match block.text("type")?.as_str() {
-        "text" => text(&mut block).map(Block::Text),
+        "text" => text(&mut block).map(|text| Block::Said(ImagePiece::Text(text))),
+        kind if is_image(kind) && place != ImagePlace::Elsewhere => {
+            return image(block, kind, place).map(Block::Said);
+        }
         "thinking" => {
             block.take("signature");
             required(&mut block, "thinking").map(Block::Thinking)
@@ -171,7 +177,7 @@ fn block(fields: &mut Fields<'_>, at: &str, value: Value) -> Option<Block> {
             return None;
         }
         kind => {
-            let known = "text, document (of text), search_result, thinking, redacted_thinking, tool_use and tool_result";
+            let known = "text, image (of a user), document (of text), search_result, thinking, redacted_thinking, tool_use and tool_result";
             block.unsupported("type", &format!("= {:?} is not supported, only {known}", shown(kind)));
             return None;
         }
@@ -208,14 +214,17 @@ fn text_within(block: &Value) -> Option<String> {
     Some(texts.filter_map(Value::as_str).collect::<Vec<_>>().join("\n"))
 }
 
-/// Reads the content of a tool's result. Blocks without text are left out, and named.
-fn result_texts(block: &mut Fields<'_>, mut values: Vec<Value>) -> Vec<String> {
-    for value in values.iter_mut().filter(|value| text_within(value).is_none()) {
-        if let Some(kind) = value["type"].as_str().filter(|kind| *kind != "text") {
-            *value = json!({"type": "text", "text": left_out(block, kind)});
+/// Reads the content of a tool's result. Blocks that are neither text nor images are left out, and named.
+fn result_pieces(block: &mut Fields<'_>, values: Vec<Value>) -> Vec<ImagePiece> {
+    let read = |(index, value): (usize, Value)| {
+        let at = format!("content.{index}");
+        let kind = value["type"].as_str().filter(|kind| *kind != "text" && !is_image(kind));
+        match kind.filter(|_| text_within(&value).is_none()).map(str::to_owned) {
+            Some(kind) => Some(ImagePiece::Text(left_out(&mut block.within(&at, value)?, &kind))),
+            None => piece(block, &at, value, ImagePlace::ToolResult),
         }
-    }
-    texts(block, "content", values)
+    };
+    values.into_iter().enumerate().filter_map(read).collect()
 }
 
 fn tool_use(block: &mut Fields<'_>) -> Option<ToolCall> {
@@ -232,74 +241,92 @@ fn tool_use(block: &mut Fields<'_>) -> Option<ToolCall> {
 fn tool_result(block: &mut Fields<'_>) -> Option<Message> {
     let id = required(block, "tool_use_id");
     block.take("toolset_name");
-    let text = match block.take("content") {
-        None => String::new(),
-        Some(Value::String(text)) => text,
-        Some(Value::Array(blocks)) => result_texts(block, blocks).join("\n"),
+    let mut pieces = match block.take("content") {
+        None => Vec::new(),
+        Some(Value::String(text)) => vec![ImagePiece::Text(text)],
+        Some(Value::Array(blocks)) => result_pieces(block, blocks),
         Some(_) => {
-            block.wrong("content", "is neither a string nor an array of text blocks");
-            String::new()
+            block.wrong("content", "is neither a string nor an array of blocks");
+            Vec::new()
         }
     };
-    let is_told = text.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("error"));
-    let text = match block.flag("is_error") {
-        Some(true) if !is_told => format!("Error: {text}"),
-        _ => text,
-    };
-    Some(Message { tool_call_id: Some(id?), ..Message::new(Role::Tool, text) })
+    if block.flag("is_error") == Some(true) {
+        mark_failure(&mut pieces);
+    }
+    let content = Some(images::content(pieces));
+    Some(Message { tool_call_id: Some(id?), content, ..Message::new(Role::Tool, "") })
+}
+
+/// Begins a failure's text with the word, unless it says so already.
+fn mark_failure(pieces: &mut Vec<ImagePiece>) {
+    if !matches!(pieces.first(), Some(ImagePiece::Text(_))) {
+        pieces.insert(0, ImagePiece::Text(String::new()));
+    }
+    if let Some(ImagePiece::Text(text)) = pieces.first_mut()
+        && !text.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("error"))
+    {
+        text.insert_str(0, "Error: ");
+    }
 }
 
 /// Reads a list of text blocks at `at`.
 fn texts(fields: &mut Fields<'_>, at: &str, values: Vec<Value>) -> Vec<String> {
-    let read = |(index, value)| match block(fields, &format!("{at}.{index}"), value)? {
-        Block::Text(text) => Some(text),
-        other => {
-            misplaced(fields, &format!("{at}.{index}"), &other, "here");
-            None
-        }
+    let read = |(index, value)| match piece(fields, &format!("{at}.{index}"), value, ImagePlace::Elsewhere)? {
+        ImagePiece::Text(text) => Some(text),
+        ImagePiece::Image(_) => None, // none is read elsewhere
     };
     values.into_iter().enumerate().filter_map(read).collect()
+}
+
+/// Reads a block that says something.
+fn piece(fields: &mut Fields<'_>, at: &str, value: Value, place: ImagePlace) -> Option<ImagePiece> {
+    match block(fields, at, value, place)? {
+        Block::Said(piece) => Some(piece),
+        other => {
+            misplaced(fields, at, &other, "here");
+            None
+        }
+    }
 }
 
 fn misplaced(fields: &mut Fields<'_>, at: &str, block: &Block, place: &str) {
     fields.out_of_range(at, &format!("is of type {}, which has no place {place}", block.name()));
 }
 
-fn only_texts(fields: &mut Fields<'_>, blocks: Vec<Block>, role: &str) -> Vec<String> {
+/// Returns the message of a role that says blocks and does nothing else.
+fn said(fields: &mut Fields<'_>, blocks: Vec<Block>, role: Role) -> Message {
     let read = |block| match block {
-        Block::Text(text) => Some(text),
+        Block::Said(piece) => Some(piece),
         other => {
-            misplaced(fields, "content", &other, &format!("in a message of role {role}"));
+            misplaced(fields, "content", &other, &format!("in a message of role {}", role.as_str()));
             None
         }
     };
-    blocks.into_iter().filter_map(read).collect()
+    let content = images::content(blocks.into_iter().filter_map(read));
+    Message { content: Some(content), ..Message::new(role, "") }
 }
 
 /// Results come first: they answer the calls right before them.
 fn user(fields: &mut Fields<'_>, blocks: Vec<Block>) -> Vec<Message> {
     let (results, others): (Vec<Block>, Vec<Block>) =
         blocks.into_iter().partition(|block| matches!(block, Block::Result(_)));
-    let texts = only_texts(fields, others, "user");
-    let is_text_wanted = !texts.is_empty() || results.is_empty();
+    let says = others.iter().any(|block| matches!(block, Block::Said(_))) || results.is_empty();
+    let said = Some(said(fields, others, Role::User)).filter(|_| says);
     let result = |block| match block {
         Block::Result(message) => Some(message),
         _ => None,
     };
-    let results = results.into_iter().filter_map(result);
-    results.chain(is_text_wanted.then(|| Message::user(texts.join("\n")))).collect()
+    results.into_iter().filter_map(result).chain(said).collect()
 }
 
 fn assistant(fields: &mut Fields<'_>, blocks: Vec<Block>) -> Message {
     let (mut content, mut reasoning, mut tool_calls) = (None::<String>, Vec::new(), Vec::new());
     for block in blocks {
         match block {
-            Block::Text(text) => content.get_or_insert_default().push_str(&text),
+            Block::Said(ImagePiece::Text(text)) => content.get_or_insert_default().push_str(&text),
             Block::Thinking(text) => reasoning.push(text),
             Block::Call(call) => tool_calls.push(call),
-            result @ Block::Result(_) => {
-                misplaced(fields, "content", &result, "in a message of role assistant");
-            }
+            other => misplaced(fields, "content", &other, "in a message of role assistant"),
         }
     }
     let content = content.or_else(|| tool_calls.is_empty().then(String::new));
@@ -313,6 +340,8 @@ fn assistant(fields: &mut Fields<'_>, blocks: Vec<Block>) -> Message {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::super::super::Problems;
     use super::*;
     use crate::error::ApiError;
@@ -394,11 +423,11 @@ mod tests {
             (json!({"type": "search_result", "title": "T", "source": "s", "content": text}), "T\ns\nt"),
             (
                 json!({"type": "document", "source": source("base64")}),
-                "[document: left out; llmctl reads only text]",
+                "[document: left out; llmctl reads only text and images]",
             ),
             (
                 json!({"type": "image", "source": source("base64")}),
-                "[image: left out; llmctl reads only text]",
+                "[image: left out; this model reads only text]",
             ),
         ] {
             let result = json!({"type": "tool_result", "tool_use_id": "c", "content": [block.clone()]});

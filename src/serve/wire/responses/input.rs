@@ -10,7 +10,8 @@ use serde_json::{Map, Value, json};
 use super::tools::{INPUT, shown_name};
 use crate::wire::Fields;
 use crate::wire::fields::shown;
-use crate::wire::message::{arguments_of, left_out};
+use crate::wire::images::{self, ImagePiece, ImagePlace, image, is_image, left_out};
+use crate::wire::message::arguments_of;
 use llmctl_template::{Content, Message, Role, ToolCall};
 
 /// Most items of a request: more than any context holds.
@@ -124,24 +125,34 @@ fn read_message(mut item: Fields<'_>, messages: &mut InputMessages) {
     item.require("role");
     let role = item.text("role");
     item.require("content");
-    let text = content(&mut item, "content").unwrap_or_default();
     match role.as_deref() {
-        Some("assistant") => messages.says(&text),
-        Some(role @ ("user" | "system" | "developer")) => messages.push(Message::new(Role::from(role), text)),
+        Some("assistant") => messages.says(&text(&mut item, "content").unwrap_or_default()),
+        Some(role @ ("user" | "system" | "developer")) => {
+            let place = if role == "user" { ImagePlace::User } else { ImagePlace::Elsewhere };
+            let content = content(&mut item, "content", place);
+            messages.push(Message { content, ..Message::new(Role::from(role), "") });
+        }
         Some(_) => item.out_of_range("role", "is none of user, system, developer and assistant"),
-        None => {}
+        None => drop(item.take("content")),
     }
     item.ignore_rest();
 }
 
-/// Text, or parts that are all text, line by line.
-fn content(item: &mut Fields<'_>, name: &str) -> Option<String> {
+/// Reads text, or parts that are all text, line by line.
+fn text(item: &mut Fields<'_>, name: &str) -> Option<String> {
+    match content(item, name, ImagePlace::Elsewhere)? {
+        Content::Text(text) => Some(text),
+        Content::Parts(_) => None, // no image is read elsewhere
+    }
+}
+
+/// Reads text, or parts.
+fn content(item: &mut Fields<'_>, name: &str, place: ImagePlace) -> Option<Content> {
     match item.take(name)? {
-        Value::String(text) => Some(text),
+        Value::String(text) => Some(Content::Text(text)),
         Value::Array(parts) => {
-            let part = |(index, part)| part_text(item, &format!("{name}[{index}]"), part);
-            let texts: Vec<String> = parts.into_iter().enumerate().filter_map(part).collect();
-            Some(texts.join("\n"))
+            let part = |(index, part)| piece(item, &format!("{name}[{index}]"), part, place);
+            Some(images::content(parts.into_iter().enumerate().filter_map(part)))
         }
         _ => {
             item.wrong(name, "is neither a string nor an array of parts");
@@ -150,14 +161,18 @@ fn content(item: &mut Fields<'_>, name: &str) -> Option<String> {
     }
 }
 
-fn part_text(item: &mut Fields<'_>, at: &str, part: Value) -> Option<String> {
+fn piece(item: &mut Fields<'_>, at: &str, part: Value, place: ImagePlace) -> Option<ImagePiece> {
     let mut part = item.within(at, part)?;
-    let member = match part.text("type").as_deref() {
+    let kind = part.text("type");
+    let member = match kind.as_deref() {
         Some("input_text" | "output_text" | "text" | "reasoning_text" | "summary_text") => "text",
         Some("refusal") => "refusal",
-        Some(other) if at.starts_with(OUTPUT) => return Some(left_out(&mut part, other)),
+        Some(kind) if is_image(kind) && place != ImagePlace::Elsewhere => return image(part, kind, place),
+        Some(kind) if place == ImagePlace::ToolResult => {
+            return Some(ImagePiece::Text(left_out(&mut part, kind)));
+        }
         Some(other) => {
-            let what = format!("is of type {:?}, and only text is supported", shown(other));
+            let what = format!("is of type {:?}, which is not supported here", shown(other));
             item.unsupported(at, &what);
             return None;
         }
@@ -170,20 +185,20 @@ fn part_text(item: &mut Fields<'_>, at: &str, part: Value) -> Option<String> {
     let text = part.text(member);
     ["annotations", "logprobs"].iter().for_each(|name| drop(part.take(name))); // of this server's own answers
     part.ignore_rest();
-    text
+    text.map(ImagePiece::Text)
 }
 
 /// Reasoning as text, or else as this server sealed it.
 fn read_reasoning(mut item: Fields<'_>, messages: &mut InputMessages) {
-    let text = content(&mut item, "content").filter(|text| !text.is_empty());
+    let said = text(&mut item, "content").filter(|text| !text.is_empty());
     let sealed = item.text("encrypted_content");
     let has_sealed = sealed.is_some();
-    match text.or_else(|| unsealed(&sealed?)) {
+    match said.or_else(|| unsealed(&sealed?)) {
         Some(text) => messages.thinks(&text),
         None if has_sealed => item.ignored("encrypted_content"), // only the server that made it can read it
         None => {}
     }
-    let summary = content(&mut item, "summary");
+    let summary = text(&mut item, "summary");
     if summary.is_some_and(|summary| !summary.is_empty()) {
         item.ignored("summary");
     }
@@ -213,8 +228,8 @@ fn read_output(mut item: Fields<'_>, messages: &mut InputMessages) {
         item.require(name);
     }
     let id = item.text("call_id");
-    let text = content(&mut item, OUTPUT).unwrap_or_default();
-    messages.push(Message { tool_call_id: id, ..Message::new(Role::Tool, text) });
+    let content = content(&mut item, OUTPUT, ImagePlace::ToolResult);
+    messages.push(Message { tool_call_id: id, content, ..Message::new(Role::Tool, "") });
     item.ignore_rest();
 }
 
@@ -248,7 +263,8 @@ mod tests {
             {"type": "custom_tool_call_output", "call_id": "d", "output": [{"type": "input_image", "image_url": "x"}]},
             {"type": "web_search_call", "id": "ws"},
         ]));
-        assert_eq!((checked, ignored), (Ok(()), vec!["input[].web_search_call".to_owned()]));
+        let passed_over = ["input[].output[].input_image", "input[].web_search_call"].map(str::to_owned);
+        assert_eq!((checked, ignored), (Ok(()), passed_over.to_vec()));
         let call = |id: &str, name: &str, arguments: Value| ToolCall {
             id: Some(id.to_owned()),
             name: name.to_owned(),
@@ -268,7 +284,7 @@ mod tests {
             Message::user("q"),
             assistant,
             tool("c", "1\n2"),
-            tool("d", "[input_image: left out; llmctl reads only text]"),
+            tool("d", "[input_image: left out; this model reads only text]"),
         ];
         assert_eq!(messages, expected);
     }
@@ -308,7 +324,8 @@ mod tests {
             (json!({"content": "x"}), 422, "input[1].type"),
             (json!({"role": "critic", "content": "x"}), 400, "input[1].role"),
             (json!({"role": "user"}), 422, "input[1].content"),
-            (json!({"role": "user", "content": [text, image]}), 400, "input[1].content[1]"),
+            (json!({"role": "user", "content": [text, image]}), 400, "input[1].content[1].image_url"),
+            (json!({"role": "system", "content": [text, image]}), 400, "input[1].content[1]"),
             (json!({"role": "user", "content": [{"type": "input_text"}]}), 422, "input[1].content[0].text"),
             (json!({"type": "function_call", "name": "f"}), 422, "input[1].call_id"),
             (json!({"type": "function_call_output", "call_id": "c"}), 422, "input[1].output"),
