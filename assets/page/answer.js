@@ -1,5 +1,6 @@
 // One message in the conversation: what the user said, or an answer with its reasoning, tool calls and figures.
 
+import { imagesOf } from "./images.js";
 import { copy, count, el, shown } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 
@@ -7,12 +8,13 @@ import { MarkdownView } from "./markdown.js";
 export function textOf(content) {
   if (content === null || content === undefined) return "";
   if (typeof content === "string") return content;
-  return content.map((part) => part.text ?? `[${part.type}]`).join("\n");
+  const isShown = (part) => !imagesOf([part]).length;
+  return content.filter(isShown).map((part) => part.text ?? `[${part.type}]`).join("\n");
 }
 
-export function userMessage(text, role, actions) {
+export function userMessage(text, role, actions, images = null) {
   const name = role === "user" ? "You" : role === "system" || role === "developer" ? "System prompt" : role;
-  const body = el("div.said", { dir: "auto" }, text);
+  const body = el("div.said", { dir: "auto" }, images, text);
   const shown = role === "user" ? body : el("details.fold", {}, el("summary", {}, name), body);
   const bar = actions.length > 0 && el("div.actions", {}, ...actions);
   return el("article.message.user", { "aria-label": name }, shown, bar);

@@ -8,6 +8,7 @@
 import { AnswerView, textOf, userMessage } from "./answer.js";
 import { CallDesk } from "./calls.js";
 import { announce, button, byId, el } from "./dom.js";
+import { contentOf, imagesOf, learn, pictures, withBytes } from "./images.js";
 import { json, sessionPath, streamChat } from "./server.js";
 import { chatFields, settings } from "./settings.js";
 import { mcp } from "./tools.js";
@@ -28,7 +29,7 @@ export class Conversation {
   // Results that the session has not taken yet.
   #unsent = [];
 
-  // hooks: busy(isBusy, said), changed(id, error) after a turn, failed(error), explain(id).
+  // hooks: busy(isBusy, said), changed(id, error) after a turn, failed(error), explain(id), giveBack(images) of an unsent message.
   constructor(hooks) {
     this.#hooks = hooks;
     this.id = null;
@@ -99,7 +100,7 @@ export class Conversation {
   #userView(message, index) {
     const text = textOf(message.content);
     const edit = button("Edit", () => this.#edit(view, text, index), { className: "quiet" });
-    const view = userMessage(text, message.role, message.role === "user" ? [edit] : []);
+    const view = userMessage(text, message.role, message.role === "user" ? [edit] : [], pictures(message.content));
     return view;
   }
 
@@ -136,7 +137,8 @@ export class Conversation {
     };
     const save = () => {
       const changed = field.value.trim();
-      if (changed !== "") this.#replace(index, { role: "user", content: changed });
+      const images = imagesOf(this.messages[index].content);
+      if (changed !== "") this.#replace(index, { role: "user", content: contentOf(changed, images) });
     };
     const buttons = el("div.actions", {}, el("button.primary", { type: "submit" }, "Send"), button("Cancel", cancel));
     const note = el("p.label", {}, "The turns from here on are kept as a branch.");
@@ -176,11 +178,11 @@ export class Conversation {
   }
 
   // Sends what the user says. Returns false if nothing was sent.
-  async say(text) {
+  async say(text, images = []) {
     if (this.isBusy) return false;
     const system = this.id === null ? settings.system.trim() : "";
     const results = this.#resultsSoFar();
-    const added = [...results, ...(system === "" ? [] : [{ role: "system", content: system }]), { role: "user", content: text }];
+    const added = [...results, ...(system === "" ? [] : [{ role: "system", content: system }]), { role: "user", content: contentOf(text, images) }];
     await this.#append(added, text);
     return true;
   }
@@ -215,7 +217,7 @@ export class Conversation {
     let error = null;
     try {
       await mcp.renew({ signal: this.#abort.signal });
-      await streamChat({ ...body, ...chatFields(mcp.definitions()), stream: true }, {
+      await streamChat({ ...body, messages: withBytes(body.messages), ...chatFields(mcp.definitions()), stream: true }, {
         signal: this.#abort.signal,
         onBranch: (branch) => (answer.branch = branch),
         onWait: (text) => view.wait(waitText(text)),
@@ -259,6 +261,7 @@ export class Conversation {
       const held = session.messages ?? [];
       if (generation !== this.#generation) return;
       const isAppended = !isReplaced && held.length > this.messages.length - body.messages.length;
+      learn(withBytes(body.messages), held);
       if (isPlaced || isAppended || (!error && !isReplaced)) this.#keep(view, session);
       else if (isReplaced) this.#returnFailed(view, session);
       else this.#giveBack(view, body, held);
@@ -319,6 +322,7 @@ export class Conversation {
     const text = textOf(body.messages.at(-1).content);
     const input = byId("input");
     if (input.value === "" && body.messages.at(-1).role === "user") {
+      this.#hooks.giveBack(imagesOf(body.messages.at(-1).content));
       input.value = text;
       input.dispatchEvent(new Event("input"));
     }

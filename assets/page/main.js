@@ -4,6 +4,7 @@ import { announce, ask, button, byId, el } from "./dom.js";
 import { Conversation } from "./conversation.js";
 import { explain } from "./explain.js";
 import { Panel } from "./plots.js";
+import { ImageTray } from "./images.js";
 import { hasKey, json, onKeyWanted, setKey } from "./server.js";
 import { Sessions, titleOf } from "./sessions.js";
 import { activeText, applyTheme, bindSettings, settings } from "./settings.js";
@@ -15,11 +16,14 @@ let panel = null;
 let lastTry = 0;
 // The model that the server names first.
 let served = "llmctl";
+// The models that read images.
+let seeing = new Set();
 
 const conversation = new Conversation({
   busy: showBusy,
   failed,
   explain: (id) => explain(id).catch(failed),
+  giveBack: (images) => tray.giveBack(images),
   changed: async (id, error) => {
     if (error?.status === 0) failed(error);
     showOpen(id);
@@ -28,6 +32,7 @@ const conversation = new Conversation({
   },
 });
 
+const tray = new ImageTray(failed);
 const sessions = new Sessions({ open: (id) => open(id).catch(failed), current: () => conversation.id });
 
 // The state of the server --------------------------------------------------------------------------------------------------
@@ -78,6 +83,7 @@ function sessionInAddress() {
 async function offerModels() {
   const { data } = await json("v1/models");
   const ids = data.map((model) => model.id);
+  seeing = new Set(data.filter((model) => ["multimodal", "vision"].some((name) => model.capabilities?.includes(name))).map(({ id }) => id));
   const field = byId("settings-form").elements.model;
   field.replaceChildren(new Option(served, ""), ...ids.filter((id) => id !== served).map((id) => new Option(id, id)));
   const isKnown = ids.includes(settings.model) && settings.model !== served;
@@ -92,6 +98,7 @@ function showActive() {
   const model = settings.model || served;
   byId("model").textContent = model;
   document.title = `${model} – llmctl`;
+  tray.allow(seeing.has(model));
   byId("active").textContent = activeText(mcp.definitions().length);
 }
 
@@ -200,11 +207,11 @@ const ACTIONS = {
 
 async function send() {
   const text = input.value.trim();
-  if (text === "" || conversation.isBusy) return;
+  if ((text === "" && tray.isEmpty) || conversation.isBusy) return;
   showBanner("");
   input.value = "";
   grow();
-  await conversation.say(text);
+  await conversation.say(text, tray.take());
   input.focus();
 }
 

@@ -479,7 +479,7 @@ fn converse(
         };
         let (times, generated, outcome, restored) = &mut courses[index];
         match event {
-            Event::Queued { .. } | Event::Prefill { .. } | Event::Prompt { .. } => {}
+            Event::Queued { .. } | Event::Encoding { .. } | Event::Prefill { .. } | Event::Prompt { .. } => {}
             Event::Started(started) => *restored = started.reuse.restored_tokens,
             Event::Text { tokens, .. } if tokens.is_empty() => {}
             Event::Text { tokens, .. } => {

@@ -18,11 +18,14 @@ use crate::cli::config::config_cmd;
 use crate::cli::config::variables;
 use crate::cli::flags::args::{ColorWhen, INSTRUCTION_SETS};
 use crate::cli::model::models::find;
+use crate::cli::model::sight::Sight;
 use crate::cli::terminal::report::{ReportFormat, bytes, columns, print, print_json};
 use crate::cli::terminal::slow_cpu::slow_kernels;
 use llmctl_base::machine;
 use llmctl_base::machine::Cores;
-use llmctl_models::load::{DeviceKind, Isa, KeptPanels, kept_panels, kernels_name, open_device};
+use llmctl_hub::Resolved;
+use llmctl_models::load;
+use llmctl_models::load::{DeviceKind, ImageUse, Isa, KeptPanels, kept_panels, kernels_name, open_device};
 use llmctl_models::memory;
 
 /// Check the machine, the configuration and the folders, and warn of problems
@@ -341,10 +344,18 @@ fn model_facts(config: &Config, model: Option<&str>, places: &Places) -> Vec<Doc
             .warn((!broken.is_empty()).then(|| broken.join("; "))),
     ];
     if let Some(model) = model {
-        let missing = find(model, places, &aliases).err().map(|error| error.to_string());
+        let found = find(model, places, &aliases);
+        let missing = found.as_ref().err().map(ToString::to_string);
         facts.push(DoctorFact::new("models", "default", model, model).warn(missing));
+        facts.extend(found.ok().map(|resolved| sight_fact(&resolved)));
     }
     facts
+}
+
+fn sight_fact(resolved: &Resolved) -> DoctorFact {
+    let architecture = load::model_facts(&resolved.source).ok().and_then(|facts| facts.architecture);
+    let sight = Sight::of(resolved, architecture.as_deref(), ImageUse::default());
+    DoctorFact::new("models", "reads_images", sight.json(), sight.words()).warn(sight.problem())
 }
 
 fn terminal_facts() -> Vec<DoctorFact> {

@@ -15,6 +15,7 @@ pub mod error;
 pub mod flags;
 #[cfg(test)]
 mod guide_facts;
+pub(crate) mod images;
 pub mod launch;
 pub mod man;
 pub mod mcp;
@@ -106,44 +107,7 @@ impl CliCommand {
     }
 }
 
-const LONG_HELP: &str = "\
-Examples:
-  llmctl run \"How do I use my own model?\"
-  llmctl chat --model Qwen/Qwen2.5-0.5B-Instruct-GGUF
-  llmctl run --model ./model.gguf \"Why is the sky blue?\"
-  git diff --staged | llmctl run --model ./model.gguf --prompt commit-message
-  llmctl chat --model ./model.gguf
-  llmctl serve --model ./model.gguf
-
-Exit codes:
-  0    success
-  1    runtime failure
-  2    usage: a flag or a value is wrong
-  3    the output was cut (with --fail-on-length)
-  4    the batch finished, but rows failed
-  65   bad input data
-  66   prompt, model or session not found
-  69   server or hub unreachable
-  70   internal bug
-  74   input or output failed, e.g. the disk is full
-  75   temporary: busy, a lock is held, not enough memory
-  77   permission denied, or not authorised
-  78   bad configuration
-  130  interrupted (SIGINT)
-  143  terminated (SIGTERM)
-
-Environment:
-  LLMCTL_<FLAG>    any flag, e.g. LLMCTL_MODEL or LLMCTL_MAX_TOKENS (the flag wins; empty is unset)
-  LLMCTL_LOG       filter of the log on stderr, e.g. llmctl::runtime=debug
-  HF_HUB_CACHE, HF_HOME    where models of the Hugging Face cache are
-  HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE    downloading: `llmctl help pull` has all of them
-  NO_COLOR, CLICOLOR, CLICOLOR_FORCE, TERM=dumb    colours, where --color is auto
-
-Files:
-  $XDG_CONFIG_HOME/llmctl/config.toml    your defaults
-  ./llmctl.toml                          a project's defaults, before yours
-  $XDG_DATA_HOME/llmctl/sessions/        saved conversations
-  $XDG_STATE_HOME/llmctl/history         what was typed in chat";
+const LONG_HELP: &str = include_str!("long_help.txt").trim_ascii_end();
 
 /// Message for a command line without arguments.
 const FIRST_STEPS: &str = "\

@@ -180,9 +180,64 @@ pub fn free_bytes(_folder: &Path) -> Option<u64> {
     None
 }
 
+/// `~/x` below the home folder.
+pub fn expand_home(path: &str) -> PathBuf {
+    let home = || Places::from_environment().home;
+    match path.strip_prefix('~') {
+        Some("") => home().unwrap_or_else(|| path.into()),
+        Some(rest) if rest.starts_with('/') => {
+            home().map_or_else(|| path.into(), |home| home.join(&rest[1..]))
+        }
+        _ => path.into(),
+    }
+}
+
+/// Reads a path as typed: in quotes, with backslashes before blanks, or plain. A file of exactly that name wins.
+pub fn typed_path(typed: &str) -> PathBuf {
+    let plain = expand_home(typed);
+    if plain.exists() {
+        return plain;
+    }
+    let quoted = ['\'', '"'].iter().find_map(|&quote| {
+        let inner = typed.strip_prefix(quote)?.strip_suffix(quote)?;
+        (!inner.contains(quote)).then(|| inner.to_owned())
+    });
+    match quoted {
+        Some(inner) => expand_home(&inner),
+        None if cfg!(unix) && typed.contains('\\') => {
+            let mut chars = typed.chars();
+            let unescaped: String = std::iter::from_fn(|| {
+                chars.next().and_then(|c| if c == '\\' { chars.next() } else { Some(c) })
+            })
+            .collect();
+            expand_home(&unescaped)
+        }
+        None => plain,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_may_be_quoted_or_escaped_as_in_a_shell() {
+        for (typed, path) in [
+            ("a b.md", "a b.md"),
+            ("'a b.md'", "a b.md"),
+            ("\"it's.md\"", "it's.md"),
+            ("'it's.md'", "'it's.md'"),
+            ("'", "'"),
+        ] {
+            assert_eq!(typed_path(typed), PathBuf::from(path), "{typed}");
+        }
+        #[cfg(unix)]
+        assert_eq!(typed_path("a\\ b\\'.md"), PathBuf::from("a b'.md"));
+        let folder = tempfile::tempdir().expect("a folder");
+        let odd = folder.path().join("'x'");
+        fs::write(&odd, "").expect("written");
+        assert_eq!(typed_path(&odd.display().to_string()), odd, "what is there wins");
+    }
 
     #[test]
     fn what_cannot_be_kept_is_said_with_folder_and_reason() {

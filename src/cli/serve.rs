@@ -56,7 +56,7 @@ use llmctl_serve::net::connection::ConnectionLimits;
 use llmctl_serve::shared::ServerShared;
 use llmctl_serve::telemetry::access_log::AccessLog;
 use llmctl_serve::telemetry::observe::Observer;
-use llmctl_serve::{App, ServeSettings, ServedEmbedder};
+use llmctl_serve::{App, ImageUrls, ServeSettings, ServedEmbedder};
 use llmctl_template::{ReasoningFormat, ToolCallFormat};
 
 /// Not the default of any similar program: 8080, 8000, 11434, 1234, 30000 and 3000 are in use.
@@ -292,6 +292,12 @@ pub struct AnswerArgs {
     #[arg(long, hide_short_help = true)]
     pub schema_open: bool,
 
+    /// Fetch images at https URLs of this host; may be repeated (default: only images in the request itself)
+    ///
+    /// HOST or HOST:PORT. Never from an address of this machine or its network, without redirects, 20 MiB and 10 s at most.
+    #[arg(long, value_name = "HOST", value_delimiter = ',', value_parser = parse_image_host, hide_short_help = true)]
+    pub image_urls: Vec<String>,
+
     /// Ask the model not to think unless a request does; for templates that know `enable_thinking`
     #[arg(long, hide_short_help = true)]
     pub no_think: bool,
@@ -321,7 +327,7 @@ pub struct ServeLimitArgs {
     #[arg(long, value_name = "TIME")]
     pub drain_timeout: Option<TimeSpan>,
 
-    /// Largest body of a request (default: 16M)
+    /// Largest body of a request (default: 16M, 64M where the model reads images)
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     pub max_body: Option<ByteSize>,
 
@@ -352,60 +358,7 @@ pub struct ServeLimitArgs {
     pub access_log: Option<PathBuf>,
 }
 
-const LONG_HELP: &str = "\
-Examples:
-  llmctl serve --model ./model.gguf
-  curl http://127.0.0.1:8484/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Why is the sky blue?\"}]}'
-  LLMCTL_API_KEY=$(cat key) llmctl serve --model ./model.gguf --host 0.0.0.0 --parallel 8
-  llmctl serve --model org/chat --model org/code --keep-alive 30m
-  llmctl serve --model ./model.gguf --workers 2 --kv-memory 2G --worker-nice 5
-  llmctl serve --model ./model.gguf --uds /run/user/1000/llmctl.sock --access-log -
-
-Endpoints:
-  /v1/chat/completions, /v1/completions, /v1/models, /v1/sessions, /tokenize, /detokenize, /apply-template
-  /         a page for browsers (chat, sessions, load; --no-page turns it off); name, version, model and endpoints as JSON for others
-  /health   the process lives; needs no key
-  /ready    a request would be taken: the model is loaded, an engine runs, the server does not stop; needs no key. One worker of
-            several is enough; with workers, both say how each of them is
-  /metrics  for Prometheus; needs a key where there are keys
-  /v1/mcp   the MCP servers of --mcp-config and their tools, which the page and programs may call
-
-Start:
-  The address is taken first and the model loaded then; until it is there, requests get 503. `listening on URL` on stderr \
-says that requests are taken; the line before it has the base URL that clients are set to, which ends with /v1.
-
-Several models:
-  Each is loaded when a request first names it (\"model\"), and --model-memory holds for all together: before a load, the models \
-that have been idle longest are unloaded until it fits. A model that does not fit gets 503 with both numbers. Streams say meanwhile \
-that it is loading. GET /v1/models shows what is loaded; POST /v1/models/ID/load and /unload do it by hand. --ctx, --threads, --parallel, \
---kv-memory, --kv-type, --isolate and the like hold for each model; --model-id, --chat-template, --bos-id, --eos-id, --draft-model, --task \
-and --engine are for one. Sessions belong to the server: a model that comes back finds their KV on disk.
-
-End:
-  SIGTERM and SIGINT: new requests and /ready get 503, and idle connections close. Requests under way continue for \
---drain-timeout; when they have ended, the address is free. What is not answered by then, or waits still, gets 503 with Retry-After, and a stream an \
-error event. Sessions are saved, and the exit code is 0. A second signal ends at once.
-  An engine that fails is brought back by loading the model again; meanwhile requests get 503, unless another worker takes \
-them. Requests under way are begun again, where nothing was sent yet, or end with an error. One that fails again and again \
-without an answer is given up, and with the last one the server ends.
-
-Exit codes:
-  0    stopped by a signal, in good order
-  1    runtime failure, also when the engine failed and could not be brought back
-  2    usage, also an address that others can reach without an API key
-  65   bad input: a damaged model, a file without keys
-  66   model or file not found
-  74   the address cannot be used
-  75   the address is in use, or there is not enough memory
-  78   bad configuration
-  130  interrupted before it was ready, or by a second signal
-  143  terminated before it was ready, or by a second signal
-
-Environment and files:
-  LLMCTL_API_KEY holds an API key. LLMCTL_<FLAG> sets any flag, e.g. LLMCTL_PORT; `llmctl --help` lists the other \
-variables and the files.
-  With -v, or LLMCTL_LOG=llmctl::serve=info, there is a line per request on stderr, and one per turn: llm_turn_stats ...";
+const LONG_HELP: &str = include_str!("serve_help.txt").trim_ascii_end();
 
 /// Parses an origin as browsers send it: without path and trailing slash.
 fn parse_origin(text: &str) -> Result<String, String> {
@@ -420,6 +373,18 @@ fn parse_origin(text: &str) -> Result<String, String> {
         "*" | "null" => Ok(text.to_owned()),
         _ if is_origin => Ok(text.to_ascii_lowercase()),
         _ => Err("not an origin like https://chat.example or http://localhost:3000 (no path)".to_owned()),
+    }
+}
+
+/// Parses a name with or without a port.
+fn parse_image_host(text: &str) -> Result<String, String> {
+    let (host, port) = text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port)));
+    let is_port = port.is_none_or(|port| port.parse::<u16>().is_ok());
+    match parse_host(host) {
+        Ok(host) if host != "*" && is_port => {
+            Ok(port.filter(|port| *port != "443").map_or(host.clone(), |port| format!("{host}:{port}")))
+        }
+        _ => Err("not a name like images.example or images.example:8443 (no scheme)".to_owned()),
     }
 }
 
@@ -535,6 +500,14 @@ impl RunningServer {
 
     pub fn address(&self) -> &Address {
         self.server.address()
+    }
+
+    /// Returns whether the model is loaded and reads images.
+    pub fn sees(&self) -> bool {
+        match &self.served {
+            ServedModels::Model(app) => app.engine().is_ok_and(|engine| engine.spec().vision.is_some()),
+            ServedModels::Fleet(_) => false,
+        }
     }
 
     /// Returns the id of the model of requests that name none, and its context if it is loaded.
@@ -747,6 +720,7 @@ fn settings(args: &ServeArgs) -> ServeSettings {
         session_wait: args.sessions.session_wait.map_or(DEFAULT_SESSION_WAIT, |span| span.0),
         share_sessions: args.sessions.share_sessions,
         remote: is_remote(args),
+        image_urls: ImageUrls { hosts: answers.image_urls.clone(), allows_loopback: false },
     }
 }
 
@@ -757,12 +731,13 @@ fn policy(args: &ServeArgs, keys: ApiKeys) -> Policy {
         args.listen.host.as_deref().filter(|_| keys.is_empty()).and_then(|host| parse_host(host).ok()),
     );
     let defaults = Policy::default();
-    let max_body = args.limits.max_body.map_or(Ok(defaults.max_body), |size| usize::try_from(size.0));
+    let max_body = args.limits.max_body.map(|size| usize::try_from(size.0).unwrap_or(usize::MAX));
     Policy {
         keys,
         hosts: Hosts { names },
         origins: args.access.cors_origin.clone(),
-        max_body: max_body.unwrap_or(usize::MAX),
+        max_body: max_body.unwrap_or(defaults.max_body),
+        max_body_with_images: max_body.unwrap_or(defaults.max_body_with_images),
         body_timeout: args.limits.body_timeout.map_or(defaults.body_timeout, |span| span.0),
         max_slow_bodies: args.limits.max_slow_bodies.unwrap_or(defaults.max_slow_bodies),
         page: !args.access.no_page,

@@ -103,45 +103,7 @@ pub enum SessionsCommand {
     },
 }
 
-const LONG_HELP: &str = "\
-Examples:
-  llmctl run -m MODEL --session trip \"Plan a day in Oslo\"
-  llmctl sessions
-  llmctl sessions export trip > trip.md
-  llmctl sessions show trip --output json | jq -r '.turns[].messages[].content'
-  llmctl sessions remove --branches trip
-
-Owners:
-  `llmctl serve` stores the sessions of each owner of API keys apart. The list counts them; --owner NAME
-  lists, shows, exports, renames, restores and removes those of one owner.
-
-Branches:
-  What is undone, edited away or reset, and a request over HTTP that does not continue its session,
-  is kept as a branch: a session named NAME~1, NAME~2 and so on, listed below its session.
-  `sessions restore NAME~1` puts it back; `sessions rename NAME~1 OTHER` makes it a session of its
-  own. A branch stays until it is removed.
-
-Where text lies, and for how long:
-  Sessions are not encrypted; their files are for your user only. A conversation stays until
-  `sessions remove`, which erases its file and the KV on disk that no other session uses. Turns
-  that were undone stay in the file until `sessions purge`. KV of requests without a session goes
-  when room is needed (--kv-disk). What was typed in chat is also in its history,
-  $XDG_STATE_HOME/llmctl/history.
-
-Files:
-  $XDG_DATA_HOME/llmctl/sessions/    a folder per session, with its conversation in
-                                     transcript.jsonl. Folder names have no capitals and few
-                                     marks, as some file systems need it: Trip is %54rip, trip~1
-                                     is trip%7e1
-  $XDG_CACHE_HOME/llmctl/kv/         pages of KV: what the model computed, and of which tokens
-
-Exit codes:
-  0    success
-  2    usage: no name, or one that is taken, or neither an answer to the question nor --yes
-  65   a session's file is damaged, or a newer llmctl wrote it
-  66   there is no session of that name
-  74   input or output failed
-  75   another process has the session open";
+const LONG_HELP: &str = include_str!("sessions_help.txt").trim_ascii_end();
 
 pub fn run(args: SessionsArgs, places: &Places) -> Result<Exit, CommandError> {
     let mut store = store(places)?;

@@ -59,23 +59,7 @@ pub struct CheckArgs {
     pub output: ReportFormat,
 }
 
-const LONG_HELP: &str = "\
-Examples:
-  llmctl template check ./model.gguf
-  llmctl template check org/repo --chat-template edited.jinja
-  llmctl template check ./template.jinja --output json | jq '.checks[] | select(.verdict == \"fail\")'
-
-Verdicts:
-  ok       as it should be
-  warning  refused with a message, or costs time
-  fail     a prompt is wrong, or something is lost without a word
-  skipped  nothing to check, or no tokenizer to check it with
-
-Exit codes:
-  0    nothing fails
-  1    a check fails
-  65   the model has no chat template, or its files are damaged
-  66   model or file not found";
+const LONG_HELP: &str = include_str!("template_cmd_help.txt").trim_ascii_end();
 
 /// File name extensions of templates.
 const TEMPLATE_ENDINGS: [&str; 3] = ["jinja", "jinja2", "j2"];

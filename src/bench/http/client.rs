@@ -47,12 +47,16 @@ pub struct ListedModel {
     pub id: String,
     /// `None` if the server does not say.
     pub context_tokens: Option<usize>,
+    /// It reads images.
+    pub sees: bool,
 }
 
 impl ListedModel {
     fn read(model: &Value) -> Option<Self> {
         let context_tokens = model["max_model_len"].as_u64().and_then(|count| usize::try_from(count).ok());
-        Some(Self { id: model["id"].as_str()?.to_owned(), context_tokens })
+        let can = |name: &Value| ["multimodal", "vision"].iter().any(|sight| name == sight);
+        let sees = model["capabilities"].as_array().is_some_and(|names| names.iter().any(can));
+        Some(Self { id: model["id"].as_str()?.to_owned(), context_tokens, sees })
     }
 }
 

@@ -35,6 +35,7 @@ use llmctl_engine::{Finish, Outcome, Overflow, Usage};
 use llmctl_serve::error::ApiError;
 use llmctl_serve::wire::answer as wire;
 use llmctl_serve::wire::answer::TokenBytes;
+use llmctl_serve::wire::image_files::ImageReading;
 use llmctl_template::{Content, Conversation, Message};
 use results::{Earlier, Results};
 use row::{BatchRow, Defaults, RowFormat, own_failure, parse, refusal};
@@ -55,15 +56,7 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
         Some(out) => Results::open(out, args.batch.resume)?,
         None => (Results::stdout(), Earlier::default()),
     };
-    if earlier.torn_bytes > 0 {
-        let torn = earlier.torn_bytes;
-        terminal
-            .note(format!("the last row of a previous run was incomplete ({torn} bytes): answered again"));
-    }
-    if earlier.retried > 0 {
-        let rows = counted(earlier.retried, "row");
-        terminal.note(format!("{rows} of a previous run failed: tried again"));
-    }
+    note_earlier(&earlier, terminal);
     let system = system_prompt(args.prompt.system.as_ref(), args.prompt.system_file.as_ref())?;
     let llm = load::load(&args.model, args.engine.resolve(false), terminal)?;
     let defaults = Defaults {
@@ -77,6 +70,11 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
         shows_tools: llm.texts().chat_tokenizer().shows_tools(),
         strict_limits: args.limits.overflow == Some(Overflow::Refuse),
         schema_open: args.constraint.schema_open,
+        images: ImageReading {
+            is_on: llm.texts().chat_tokenizer().vision().is_some(),
+            refusal: format!("the model {:?} reads no images", llm.info().name),
+            fetch: None,
+        },
         models: (!args.batch.any_model).then(|| known_names(&llm, args)),
     };
     let progress = terminal.progress(total, "rows");
@@ -98,6 +96,19 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
         Stopped::ReaderGone => Ok(Exit::Success),
         Stopped::End if counts.failed > 0 => Ok(Exit::FailedRows),
         Stopped::End => Ok(Exit::Success),
+    }
+}
+
+/// Says what is done again of a previous run.
+fn note_earlier(earlier: &Earlier, terminal: &Terminal) {
+    if earlier.torn_bytes > 0 {
+        let torn = earlier.torn_bytes;
+        terminal
+            .note(format!("the last row of a previous run was incomplete ({torn} bytes): answered again"));
+    }
+    if earlier.retried > 0 {
+        let rows = counted(earlier.retried, "row");
+        terminal.note(format!("{rows} of a previous run failed: tried again"));
     }
 }
 

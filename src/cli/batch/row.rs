@@ -14,6 +14,7 @@ use llmctl_engine::turn::{AnswerStart, OutputConstraint, TextPrompt, ToolUse, Tu
 use llmctl_engine::{Limits, Overflow};
 use llmctl_serve::error::ApiError;
 use llmctl_serve::wire;
+use llmctl_serve::wire::image_files::ImageReading;
 use llmctl_serve::wire::switches::{AnswerReasoning, Switches, switches};
 use llmctl_serve::wire::{Fields, Problems, message, options, params, shape, tools};
 use llmctl_template::{Conversation, Message, Role, TemplateVariables};
@@ -39,6 +40,8 @@ pub struct Defaults {
     pub schema_open: bool,
     /// Names under which the model is known; `None` takes rows for any model.
     pub models: Option<Vec<String>>,
+    /// Whether rows may have images.
+    pub images: ImageReading,
 }
 
 /// OpenAI's result object for the answer.
@@ -102,16 +105,17 @@ pub fn parse(
         Ok(object) => object,
         Err(message) => return (fallback, Err(refusal("invalid_json", message))),
     };
-    let mut problems = Problems::default();
+    let mut problems = Problems::default().with_images(defaults.images.clone());
     let mut fields = Fields::new(object, &mut problems);
     let id = fields.text("custom_id");
     if id.as_deref() == Some("") {
         fields.out_of_range("custom_id", "is empty");
     }
     let (row, model) = row(fields, Given { defaults, template });
-    let checked = problems.check(model);
-    let row = BatchRow { ignored: problems.take_ignored(), ..row };
-    (id.filter(|id| !id.is_empty()).unwrap_or(fallback), checked.map(|()| row))
+    let images = problems.check(model).and_then(|()| problems.images().decode());
+    let ignored = problems.take_ignored();
+    let row = images.map(|images| BatchRow { turn: TurnRequest { images, ..row.turn }, ignored, ..row });
+    (id.filter(|id| !id.is_empty()).unwrap_or(fallback), row)
 }
 
 /// Context of reading a row.
@@ -531,7 +535,7 @@ mod tests {
         assert_eq!(message(json!({"content": "x"})), "messages[1].role");
         assert_eq!(message(json!({"role": "user", "content": 1})), "messages[1].content");
         let image = json!({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]});
-        assert_eq!(message(image), "messages[1].content");
+        assert_eq!(message(image), "messages[1].content[0].image_url");
         assert_eq!(message(json!({"role": "user", "content": "x", "cached": true})), "messages[1].cached");
         assert_eq!(message(json!("x")), "messages[1]");
     }

@@ -35,22 +35,7 @@ pub struct ThresholdArgs {
     pub threshold: f64,
 }
 
-const LONG_HELP: &str = "\
-Examples:
-  llmctl bench --model ./model.gguf --save before.json
-  llmctl bench compare before.json after.json
-  llmctl bench compare llama-bench.json llmctl.json
-
-Method:
-  The ratio is that of the medians; its interval comes from 4000 bootstrap resamples with a fixed seed. Fewer than three \
-repetitions on either side give no verdict.
-
-Exit codes:
-  0    no regression
-  1    at least one case is slower beyond noise
-  2    usage, also when the files have no case in common
-  65   a file is no result
-  66   file not found";
+const LONG_HELP: &str = include_str!("compare_help.txt").trim_ascii_end();
 
 fn not_negative(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;

@@ -49,8 +49,9 @@ pub fn start(
         speculation: recipe.speculation,
         ..EngineArgs::default().resolve(disk.is_some())
     };
-    let model =
+    let mut model =
         ResolvedModel::new(files, &recipe.model, asked, terminal)?.with_draft(&recipe.model, &quiet)?;
+    model.options.images.is_off = true; // no case has any
     let loaded = model.load_files(terminal)?;
     let mut config = EngineConfig::new(recipe.context, loaded.texts.end_of_generation.clone());
     config.step_tokens = recipe.step_tokens.unwrap_or(config.step_tokens);
@@ -66,7 +67,7 @@ pub fn start(
     let step_tokens = config.step_tokens;
     let draft_name = loaded.draft.as_ref().and_then(|draft| draft.name.clone());
     let models = (loaded.model, loaded.draft.and_then(|draft| draft.model));
-    let handle = load::start_engine(models, &loaded.texts.tokenizer, config, kv)?;
+    let handle = load::start_engine(models, None, &loaded.texts.tokenizer, config, kv)?;
     let load_s = rounded(begun.elapsed().as_secs_f64());
     let mut facts = facts(recipe, &model, handle.spec())?;
     facts.setting.step_tokens = step_tokens;

@@ -230,50 +230,7 @@ pub struct BenchOutputArgs {
     pub threshold: compare::ThresholdArgs,
 }
 
-const LONG_HELP: &str = "\
-Examples:
-  llmctl bench --model ./model.gguf
-  llmctl bench --model ./model.gguf -p 512 -n 128 -d 0,2048 -b 1,8 --threads 1,2 --save before.json
-  llmctl bench --model ./model.gguf -n 0 --sessions warm,restore,fork,shared
-  llmctl bench --model ./a.gguf,./b.gguf --output md
-  llmctl bench --model ./model.gguf --baseline before.json --plot charts
-  llmctl bench compare before.json after.json
-  llmctl bench serve --self --model ./model.gguf --concurrency 1,4
-
-Tests:
-  pp512        tokens of a prompt of 512 per second
-  tg128        tokens per second of 128 that are generated one by one; the one that the prompt gives is not counted
-  pp512+tg128  tokens of both per second of the whole (--pg 512,128)
-  ...@d2048    behind 2048 tokens in the KV cache
-  ... x8       eight sequences at once, all their tokens together
-  cold512+32   time to the first token of a prompt of 544 tokens of which nothing is known
-  warm512+32   the same, 512 of them being held by a session
-  restore512+32   the same, in an engine that has just been started, with the KV on disk
-  fork512+32 x4   the same, in four forks of the session at once, until all have their first token
-  shared512+32 x4 four new sessions that begin with the same 512 tokens, until all have their first token
-  agent20000+32   a new session in an engine that has just been started, whose first 20000 tokens another one left on disk
-
-Method:
-  Every test runs once uncounted, then -r times, in turns with all other tests and engines. Prompts are random and never repeat.
-  Engines that fit into memory together take turns; otherwise they are measured one after the other.
-  `of limit` compares the median with what the machine would allow: weights and KV read at the memory bandwidth measured \
-before and after, products at its arithmetic peak, whichever is slower. Attention's arithmetic is not counted.
-  Warnings say what speaks against the figures: other load, time stolen by a hypervisor, throttling, spread, drift, outliers, a cache \
-that was hit.
-
-Output:
-  json is one object with every measured value (\"schema\": \"llmctl.bench.v1\"), as --save writes it; jsonl has an event per \
-line (started, sample, case, done).
-
-Exit codes:
-  0    success
-  1    runtime failure, or slower than the --baseline beyond noise
-  2    usage, e.g. no repetitions, or a depth beyond the model's context
-  65   a damaged model or result file
-  66   model or result file not found
-  74   input or output failed
-  75   not enough memory
-  130  interrupted; what was measured is printed and saved";
+const LONG_HELP: &str = include_str!("long_help.txt").trim_ascii_end();
 
 /// Runs the subcommand.
 pub fn run(args: BenchArgs, terminal: &Terminal) -> Result<Exit, CommandError> {

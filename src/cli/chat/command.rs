@@ -85,6 +85,8 @@ table! {
         "Leave; the session is saved already";
     "help" ["?"] Some("[all|COMMAND]"), ArgumentKind::Command, Help,
         "List the commands used most, or all; or explain one";
+    "image" [] Some("[PATH|drop]"), ArgumentKind::Path, Image,
+        "Show the model an image with the next message; `drop` takes it back";
     "reset" [] None, ArgumentKind::None, Reset,
         "Empty this session, after asking; /undo brings the conversation back";
     "system" [] Some("[TEXT]"), ArgumentKind::Text, System,

@@ -92,7 +92,7 @@ impl Chat<'_> {
         let think = self.think_of(&thinking);
         let conversation = self.conversation(question.messages.clone(), think, &thinking);
         let session_chat = SessionChat::new(llm.texts().fingerprint().clone());
-        let prompted = session_chat.prompt(llm.texts().chat_tokenizer(), conversation)?;
+        let prompted = session_chat.prompt(llm.texts().chat_tokenizer(), conversation, &self.state.files)?;
         let turn = TurnRequest {
             reasoning_budget: think.budget,
             ..self.turn_request(llm, &AnswerRequest::default(), prompted.tokens().len())

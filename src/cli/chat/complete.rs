@@ -18,6 +18,7 @@ use unicode_segmentation::UnicodeSegmentation;
 use unicode_width::UnicodeWidthStr;
 
 use super::command::{self, ArgumentKind, ChatCommand};
+use crate::cli::places;
 use crate::cli::terminal;
 
 /// Names that can be completed, as they are when a line begins.
@@ -149,7 +150,7 @@ fn paths(typed: &str, start: usize) -> (usize, Vec<Pair>) {
     let place = match (folder, typed.starts_with('/')) {
         ("", true) => "/".into(),
         ("", false) => ".".into(),
-        (folder, _) => super::expand_home(folder),
+        (folder, _) => places::expand_home(folder),
     };
     let mut found: Vec<Pair> = std::fs::read_dir(Path::new(&place))
         .into_iter()

@@ -254,7 +254,8 @@ impl Chat<'_> {
             let added = vec![Message::user(SUMMARY_QUESTION)];
             let turn = self.prompted(&AnswerRequest { kept: count, added, ..AnswerRequest::default() })?;
             needed = turn.tokens().len();
-            let is_summary = count == 1 && question(&turns[0].turn.messages).map(text) == Some(SUMMARY_TITLE);
+            let is_summary = count == 1
+                && question(&turns[0].turn.messages).is_some_and(|asked| text(asked) == SUMMARY_TITLE);
             if is_summary {
                 let error = CommandError::usage(
                     "the older turns are a summary already, and the last one leaves no room",
@@ -340,7 +341,7 @@ impl Chat<'_> {
     ) -> Result<(), CommandError> {
         let chat_tokenizer = self.model.needed_for("/compact")?.texts().chat_tokenizer();
         let conversation = self.conversation(messages.clone(), self.state.think, &self.model.thinking());
-        let turn = self.state.session_chat.prompt(chat_tokenizer, conversation)?;
+        let turn = self.state.session_chat.prompt(chat_tokenizer, conversation, &self.state.files)?;
         let usage = Usage { prompt_tokens: turn.tokens().len(), ..answer.outcome.usage };
         let message = answer.message.clone();
         self.state
@@ -351,7 +352,7 @@ impl Chat<'_> {
     }
 
     fn ids_of(&self, message: &Message) -> Result<Vec<u32>, CommandError> {
-        Ok(self.model.needed_for("/compact")?.texts().chat_tokenizer().encode_rest(text(message))?)
+        Ok(self.model.needed_for("/compact")?.texts().chat_tokenizer().encode_rest(&text(message))?)
     }
 
     /// Leaves the whole conversation as another session, before it loses turns.

@@ -29,6 +29,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::error::{CommandError, Exit};
+use super::images;
 use super::mcp::McpArgs;
 use super::places::Places;
 use super::run::prompt::read_prompt_file;
@@ -209,8 +210,24 @@ fn take(chat: &mut Chat<'_>, line: &str) -> Result<Effect, CommandError> {
     match command::of(line) {
         Some((command, argument)) => actions::run(chat, command, argument),
         None if command::is_meant(line) => Err(command::unknown(line)),
-        None => chat.say(input::unquoted(line).to_owned()),
+        None => say(chat, input::unquoted(line)),
     }
+}
+
+/// Says a message. Lines of it that are paths of images, as a terminal writes dropped files, are images for it.
+fn say(chat: &mut Chat<'_>, message: &str) -> Result<Effect, CommandError> {
+    let (paths, text) = images::take_paths(message);
+    let sees = chat.model.here().is_none_or(|llm| llm.vision().is_ok());
+    if paths.is_empty() || !sees {
+        if !paths.is_empty() {
+            chat.ui.terminal.note("(the model reads no images: it gets the path as text)");
+        }
+        return chat.say(message.to_owned());
+    }
+    for path in paths {
+        actions::attach(chat, &path)?;
+    }
+    if text.is_empty() { Ok(Effect::Prompt) } else { chat.say(text) }
 }
 
 /// Runs an action that SIGINT stops without ending the chat. On a terminal, an error is reported and the chat continues.
@@ -238,42 +255,6 @@ fn guarded<'a>(
 /// The same number on all systems that have it.
 const SIGTERM: i32 = 15;
 
-/// `~/x` below the home folder.
-fn expand_home(path: &str) -> PathBuf {
-    let home = || Places::from_environment().home;
-    match path.strip_prefix('~') {
-        Some("") => home().unwrap_or_else(|| path.into()),
-        Some(rest) if rest.starts_with('/') => {
-            home().map_or_else(|| path.into(), |home| home.join(&rest[1..]))
-        }
-        _ => path.into(),
-    }
-}
-
-/// Reads a path as typed: in quotes, with backslashes before blanks, or plain. A file of exactly that name wins.
-fn typed_path(typed: &str) -> PathBuf {
-    let plain = expand_home(typed);
-    if plain.exists() {
-        return plain;
-    }
-    let quoted = ['\'', '"'].iter().find_map(|&quote| {
-        let inner = typed.strip_prefix(quote)?.strip_suffix(quote)?;
-        (!inner.contains(quote)).then(|| inner.to_owned())
-    });
-    match quoted {
-        Some(inner) => expand_home(&inner),
-        None if cfg!(unix) && typed.contains('\\') => {
-            let mut chars = typed.chars();
-            let unescaped: String = std::iter::from_fn(|| {
-                chars.next().and_then(|c| if c == '\\' { chars.next() } else { Some(c) })
-            })
-            .collect();
-            expand_home(&unescaped)
-        }
-        None => plain,
-    }
-}
-
 /// Returns the beginning of a text on one line, in quotes.
 fn shortened(text: &str, most: usize) -> String {
     format!("\u{201c}{}\u{201d}", on_one_line(text, most))
@@ -294,25 +275,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-
-    #[test]
-    fn paths_may_be_quoted_or_escaped_as_in_a_shell() {
-        for (typed, path) in [
-            ("a b.md", "a b.md"),
-            ("'a b.md'", "a b.md"),
-            ("\"it's.md\"", "it's.md"),
-            ("'it's.md'", "'it's.md'"),
-            ("'", "'"),
-        ] {
-            assert_eq!(typed_path(typed), PathBuf::from(path), "{typed}");
-        }
-        #[cfg(unix)]
-        assert_eq!(typed_path("a\\ b\\'.md"), PathBuf::from("a b'.md"));
-        let folder = tempfile::tempdir().expect("a folder");
-        let odd = folder.path().join("'x'");
-        std::fs::write(&odd, "").expect("written");
-        assert_eq!(typed_path(&odd.display().to_string()), odd, "what is there wins");
-    }
 
     #[test]
     fn times_are_for_people() {

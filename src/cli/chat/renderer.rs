@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::{grouped, spoken};
 use crate::cli::run::answer::AnswerSink;
+use crate::cli::run::report::{ENCODING_NOTICEABLE, encoding_status};
 use crate::cli::terminal;
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::output::{Output, OutputError};
@@ -54,6 +55,8 @@ pub struct Renderer<'a> {
     begun: Instant,
     drawn: Option<Instant>,
     prompt: PromptProgress,
+    /// Slices of images that are encoded, and of all.
+    images: (usize, usize),
 }
 
 /// Progress of the prompt.
@@ -83,6 +86,7 @@ impl<'a> Renderer<'a> {
             begun: Instant::now(),
             drawn: None,
             prompt: PromptProgress::default(),
+            images: (0, 0),
             manner,
         }
     }
@@ -195,7 +199,10 @@ impl<'a> Renderer<'a> {
     }
 
     fn status(&self) -> String {
+        let (done, total) = self.images;
         match self.num_reasoning_tokens {
+            _ if done < total && self.begun.elapsed() < ENCODING_NOTICEABLE => String::new(),
+            _ if done < total => encoding_status(done, total),
             0 => self.prompt.spoken(self.begun.elapsed(), self.manner.estimate),
             count => format!("thinking, {} tokens", grouped(count)),
         }
@@ -258,6 +265,16 @@ impl AnswerSink for Renderer<'_> {
 
     fn prefill(&mut self, done: usize, total: usize) -> Result<(), OutputError> {
         (self.prompt.done, self.prompt.total) = (done, total);
+        if done >= total {
+            self.clear_status()
+        } else {
+            self.draw_status()
+        }
+        Ok(())
+    }
+
+    fn encoding(&mut self, done: usize, total: usize) -> Result<(), OutputError> {
+        self.images = (done, total);
         if done >= total {
             self.clear_status()
         } else {

@@ -33,6 +33,7 @@ use llmctl_engine::GrammarSource;
 use llmctl_engine::session::store::{SessionName, SessionStore, SessionWriter, now_ms};
 use llmctl_engine::turn::{PromptedTurn, SessionChat};
 use llmctl_hub::builtin::GUIDE;
+use llmctl_image::ImageSet;
 use llmctl_template::{Conversation, Message};
 
 /// Number of tokens that are computed too fast to report.
@@ -79,8 +80,7 @@ impl<'a> Chat<'a> {
             None if args.prompt.message.is_some() => {}
             None => starter::offer(&mut args.model, places, terminal)?,
         }
-        let history = places.state.as_deref().filter(|_| !args.session.ephemeral);
-        let input = LineInput::open(terminal, history)?;
+        let input = LineInput::open(terminal, places.state.as_deref().filter(|_| !args.session.ephemeral))?;
         let servers = ToolServers::begin(&args.mcp, terminal)?;
         toolbox.as_ref().map_or(Ok(()), |toolbox| toolbox.check_names(servers.as_ref()))?;
         let ChatArgs { model, engine, endpoint, screen, session, mcp, .. } = args;
@@ -100,6 +100,8 @@ impl<'a> Chat<'a> {
             toolbox,
             schema: None,
             attached: Vec::new(),
+            images: Vec::new(),
+            files: ImageSet::default(),
             last: None,
             editing: None,
             taken: None,
@@ -152,6 +154,7 @@ impl<'a> Chat<'a> {
     pub fn endpoint_request<'b>(&'b self, messages: &'b [Message]) -> EndpointRequest<'b> {
         EndpointRequest {
             messages,
+            images: &self.state.files,
             tools: &[],
             constraint: self.state.schema.as_ref().map(|schema| &schema.source),
             sampling: &self.state.settings.sampling,
@@ -188,7 +191,12 @@ impl<'a> Chat<'a> {
     }
 
     fn prompt(&self) -> String {
-        let pending = if self.state.attached.is_empty() { "" } else { "+file " };
+        let pending = match (self.state.attached.is_empty(), self.state.images.is_empty()) {
+            (true, true) => "",
+            (true, false) => "+image ",
+            (false, true) => "+file ",
+            (false, false) => "+file +image ",
+        };
         match self.model.context() {
             Some(size) => {
                 let used = self.state.saved().num_tokens();
@@ -229,10 +237,12 @@ impl<'a> Chat<'a> {
         let kept = self.state.turns().iter().take(asked.kept);
         let before = kept.flat_map(|saved| &saved.turn.messages);
         let messages = before.chain(&asked.added).cloned().collect();
-        let Some(llm) = self.model.here() else { return Ok(self.state.session_chat.addressed(messages)) };
+        let Some(llm) = self.model.here() else {
+            return Ok(self.state.session_chat.addressed(messages).with_images(&self.state.files));
+        };
         let chat_tokenizer = llm.texts().chat_tokenizer();
         let conversation = self.conversation(messages, self.state.think, &self.model.thinking());
-        Ok(self.state.session_chat.prompt(chat_tokenizer, conversation)?)
+        Ok(self.state.session_chat.prompt(chat_tokenizer, conversation, &self.state.files)?)
     }
 
     /// Returns a prompt's conversation for a model with this thinking. A schema switches reasoning off.

@@ -1,16 +1,19 @@
 //! The state of a chat that needs neither a terminal nor a model: the conversation, where it is kept, and
 //! what the user has set.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::settings::ChatSettings;
 use super::shortened;
 use crate::cli::declared_tools::Toolbox;
 use crate::cli::error::{CommandError, Exit};
+use crate::cli::images::{GivenImage, shown};
 use crate::cli::think::Think;
 use llmctl_engine::session::store::{BranchReason, SavedSession, SavedTurn, SessionName};
 use llmctl_engine::turn::SessionChat;
 use llmctl_engine::{EngineSessionName, GrammarSource, Outcome, Started};
+use llmctl_image::ImageSet;
 use llmctl_template::{Content, Message, Role};
 
 /// The effect of a command or a message on what the chat does next.
@@ -37,6 +40,10 @@ pub struct ChatState {
     pub schema: Option<AnswerSchema>,
     /// Files for the next message.
     pub attached: Vec<Attachment>,
+    /// Images for the next message.
+    pub images: Vec<GivenImage>,
+    /// Files of the images that this chat has given so far.
+    pub files: ImageSet,
     /// The last answer, or prompt of a session, for /stats, /why and /compare.
     pub last: Option<LastTurn>,
     /// The number of turns before the one that is being edited.
@@ -181,11 +188,15 @@ pub fn with_attachments(attached: &[Attachment], message: String) -> String {
     attached.iter().map(fenced).collect::<String>() + &message
 }
 
-/// Returns the text of a message; empty if it has none.
-pub fn text(message: &Message) -> &str {
+/// Returns the text of a message, without its images; empty if it has none.
+pub fn text(message: &Message) -> Cow<'_, str> {
     match &message.content {
-        Some(Content::Text(text)) => text,
-        _ => "",
+        Some(Content::Text(text)) => text.into(),
+        Some(Content::Parts(parts)) => {
+            let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
+            texts.concat().into()
+        }
+        None => "".into(),
     }
 }
 
@@ -196,8 +207,8 @@ pub fn question(messages: &[Message]) -> Option<&Message> {
 
 /// Returns the question of a turn, shortened.
 pub fn opening(saved: &SavedTurn) -> String {
-    let question = question(&saved.turn.messages).map(text).unwrap_or_default();
-    shortened(question, 60)
+    let content = question(&saved.turn.messages).and_then(|question| question.content.as_ref());
+    shortened(&content.map(shown).unwrap_or_default(), 60)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! Invariant: nothing runs that the user has not agreed to, once or for the chat.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -11,7 +12,7 @@ use super::session::Chat;
 use super::{counted, on_one_line, shortened};
 use crate::cli::declared_tools::{ChatTool, STOPPED, Toolbox};
 use crate::cli::error::CommandError;
-use crate::cli::mcp::{CallConsent, CallDesk, ToolServers, result_message};
+use crate::cli::mcp::{CallConsent, CallDesk, CallResult, ToolServers, result_message};
 use llmctl_engine::turn::{Answer, AnsweredCall};
 use llmctl_template::Message;
 
@@ -60,19 +61,25 @@ impl Chat<'_> {
             self.ui.terminal.warn(format!("the call of {} was cut off; nothing was run", cut.name));
             return Ok(None);
         }
-        let results = to_run.iter().map(|call| Ok(result_message(call, self.text_of_result(call)?)));
-        results.collect::<Result<Vec<_>, CommandError>>().map(Some)
+        let mut messages = Vec::new();
+        for call in to_run {
+            let result = self.result_of(call)?;
+            result.images.iter().for_each(|(_, given)| self.state.files.insert(Arc::clone(&given.file)));
+            messages.push(result_message(call, result));
+        }
+        Ok(Some(messages))
     }
 
     /// Returns what the model gets of a call.
-    fn text_of_result(&mut self, call: &AnsweredCall) -> Result<String, CommandError> {
+    fn result_of(&mut self, call: &AnsweredCall) -> Result<CallResult, CommandError> {
+        let sees = self.model.here().is_some_and(|llm| llm.vision().is_ok());
         if let Some(servers) = self.servers.as_mut().filter(|servers| servers.has(&call.name)) {
             let input = &mut self.ui.input;
             let mut ask = |question: &str| input.ask(question);
             let (terminal, graceful) = (self.ui.terminal, &self.ui.graceful);
-            return Ok(servers.take(call, &mut CallDesk { terminal, graceful, ask: &mut ask })?.text);
+            return servers.take(call, &mut CallDesk { terminal, graceful, sees, ask: &mut ask });
         }
-        Ok(self.run_tool(call)?.unwrap_or_else(|reason| format!("error: {reason}")))
+        Ok(CallResult::done(self.run_tool(call)?.unwrap_or_else(|reason| format!("error: {reason}"))))
     }
 
     /// Runs the tool. Returns its result, or why it failed; the model gets either.

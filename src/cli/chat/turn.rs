@@ -6,20 +6,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::model::Answerer;
 use super::renderer::{Renderer, RendererOptions};
 use super::session::Chat;
-use super::state::{AnswerRequest, CallResults, Effect, LastTurn, SavePlace, with_attachments};
+use super::state::{
+    AnswerRequest, CallResults, ChatState, Effect, LastTurn, SavePlace, question, with_attachments,
+};
 use super::{counted, grouped};
 use crate::cli::endpoint::ChatEndpoint;
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::error::{CommandError, Exit};
+use crate::cli::images;
 use crate::cli::model::load::Loaded;
 use crate::cli::run::answer::{AnswerGeneration, AnswerSink, Generated, STUCK, is_closed, is_stuck};
 use crate::cli::run::message_answer::MessageGeneration;
-use crate::cli::run::next_turn::unanswered;
+use crate::cli::run::next_turn::{unanswered, user_message};
 use crate::cli::run::report;
 use crate::cli::think::Think;
 use llmctl_base::{GivenSampling, Sampling};
@@ -29,7 +32,7 @@ use llmctl_engine::turn::{
     Answer, AnswerStart, Finished, OutputConstraint, PlannedTurn, PromptedTurn, ToolUse, TurnRequest,
 };
 use llmctl_engine::{Finish, Limits};
-use llmctl_template::Message;
+use llmctl_template::{Content, Message};
 
 /// Tokens that an answer leaves for the next message and the beginning of its answer, unless the context is small.
 const NEXT_MESSAGE: usize = 512;
@@ -50,10 +53,28 @@ impl Chat<'_> {
         };
         self.state.pending = Some((kept, text.clone()));
         let text = with_attachments(&self.state.attached, text);
+        let content = self.with_images(kept, images::content(&self.state.images, text)?);
         let before = self.results_before(kept).into_iter().chain(system.map(Message::system));
-        let added = before.chain([Message::user(text)]).collect();
+        let added = before.chain([user_message(content)]).collect();
         let replaces = (kept < self.state.turns().len()).then_some(BranchReason::Edit);
         self.answer(AnswerRequest { kept, added, has_files: true, replaces, ..AnswerRequest::default() })
+    }
+
+    /// Adds the images of the message that this one replaces.
+    fn with_images(&self, kept: usize, content: Content) -> Content {
+        let replaced = self.state.turns().get(kept).and_then(|saved| question(&saved.turn.messages));
+        let mut parts = replaced.map(images::parts_of).unwrap_or_default();
+        match content {
+            content if parts.is_empty() => content,
+            Content::Text(text) => {
+                parts.push(json!({"type": "text", "text": text}));
+                Content::Parts(parts)
+            }
+            Content::Parts(own) => {
+                parts.extend(own);
+                Content::Parts(parts)
+            }
+        }
     }
 
     /// Returns the results of the calls that the first `kept` turns end with, as far as this chat has them.
@@ -69,6 +90,10 @@ impl Chat<'_> {
     /// Answers, runs what tools the answer calls, and answers again.
     pub fn answer(&mut self, asked: AnswerRequest) -> Result<Effect, CommandError> {
         let mut asked = asked;
+        if self.model.endpoint().is_some() {
+            let ChatState { session_chat, files, .. } = &mut self.state;
+            images::add_kept(files, session_chat.saved());
+        }
         for round in 0.. {
             let Some((turn, fitting)) = self.fit(asked)? else { return Ok(self.unsent()) };
             let AnsweredTurn { prompted, sampling, generated } = self.generate(turn, &fitting)?;
@@ -123,6 +148,7 @@ impl Chat<'_> {
             reasoning_budget: self.state.think.budget,
             sampling,
             limits: self.limits(llm, prompt_tokens, asked),
+            images: self.state.files.clone(),
             ..TurnRequest::default()
         }
     }
@@ -214,6 +240,7 @@ impl Chat<'_> {
             self.state.pending = None;
             if asked.has_files {
                 self.state.attached.clear();
+                self.state.images.clear();
             }
             if let SavePlace::Saved { is_fresh, .. } = &mut self.state.keeping {
                 *is_fresh = false;

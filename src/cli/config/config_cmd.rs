@@ -56,29 +56,7 @@ pub struct PathArgs {
     pub output: ReportFormat,
 }
 
-const LONG_HELP: &str = "\
-Files, the first wins:
-  ./llmctl.toml                          the project's; it may name no file, server or key
-  $XDG_CONFIG_HOME/llmctl/config.toml    yours (default ~/.config/llmctl/config.toml), or --config FILE
-
-A value is taken from the flag, else its LLMCTL_ variable, the project's file, your file, what the model's
-publisher recommends (generation_config.json), else the built-in one. Keys are long flag names:
-
-  model = \"org/repo:Q4_K_M\"      # for every subcommand that has --model
-  [run]
-  max-tokens = 256               # for `llmctl run` only
-  stop = [\"###\"]                 # a repeatable flag
-  stats = true                   # a switch
-  [bench.serve]
-  concurrency = 4                # for `llmctl bench serve` only
-  [aliases]
-  small = \"org/small-model\"      # llmctl run --model small
-
-The variable of a switch says yes or no (also true, on, 1; false, off, 0). A variable, and a value of a file, yields to
-a flag that excludes it.
-
-An unknown key or a wrong type is an error with file, line and column (exit code 78), and so is a file named by
---config that is not there.";
+const LONG_HELP: &str = include_str!("config_cmd_help.txt").trim_ascii_end();
 
 /// Subcommands whose unset flags are not printed.
 const HELPERS: [&str; 7] = ["models", "sessions", "template", "config", "doctor", "completions", "man"];

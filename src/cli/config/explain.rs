@@ -178,7 +178,12 @@ const FLAGS: &[(&[&str], &[&str], &str)] = &[
     ),
     (&["np", "n-parallel", "max-num-seqs"], &["parallel"], "'--parallel N'"),
     (&["cache-type-k", "cache-type-v", "kv-cache-dtype"], &["kv-type"], "'--kv-type TYPE'"),
-    (&["image", "images", "mmproj", "audio", "video"], &[], "llmctl reads text only, no images or audio yet"),
+    (&["images", "img", "picture", "vision"], &["image"], "'--image FILE'"),
+    (&["image", "images", "img", "picture"], &["continue"], "'/image FILE' in the chat"),
+    (&["image", "images", "img", "picture"], &["pooling"], "embed reads texts, no images"),
+    (&["clip", "projector", "mmproj-path"], &["mmproj"], "'--mmproj FILE'"),
+    (&["image-min-tokens", "image-max-tokens"], &["image-tokens"], "'--image-tokens MIN..MAX'"),
+    (&["audio", "video"], &[], "llmctl reads text and images, no audio or video yet"),
     (&["lora", "adapter"], &[], "there are no LoRA adapters yet: merge the adapter into its model"),
     (&["stream"], &["no-stream"], "answers are streamed unless there is '--no-stream'"),
 ];
@@ -246,7 +251,9 @@ mod tests {
         check(&["serve", "--listen", "x"], "'--host ADDRESS' and '--port N'");
         check(&["run", "--attach", "x"], "'--prompt-file FILE'");
         check(&["run", "--json", "x"], "'--output json'");
-        check(&["run", "--image", "x"], "llmctl reads text only");
+        check(&["run", "--images", "x"], "'--image FILE'");
+        check(&["chat", "--image", "x"], "'/image FILE' in the chat");
+        check(&["embed", "--image", "x"], "embed reads texts, no images");
         check(&["chat", "--lora", "x"], "there are no LoRA adapters yet");
         assert!(!parse(&["serve", "--listen", "x"]).contains("--lenient"), "no other flag is suggested");
         check(&["run", "--temprature", "1"], "a similar argument exists: '--temperature'");
@@ -260,7 +267,8 @@ mod tests {
             for flag in *flags {
                 let has = |command: &Command| command.get_arguments().any(|arg| arg.get_long() == Some(flag));
                 assert!(command.get_subcommands().any(has), "--{flag} for {names:?}");
-                assert!(tip.contains(&format!("--{flag}")), "{tip}");
+                // A tip without a flag is for the commands that have this one.
+                assert!(!tip.contains("--") || tip.contains(&format!("--{flag}")), "{tip}");
             }
             for name in *names {
                 let has = |command: &Command| command.get_arguments().any(|arg| arg.get_long() == Some(name));

@@ -318,9 +318,9 @@ fn allowed(file: ConfigFile, role: FileRole) -> Result<ConfigFile, Vec<String>> 
 /// server to others, name a server or a key, or give consent. `tests/config.rs` lists these, so that each flag has its decision.
 const PROJECT_KEYS: &str = "\
     alias all any-model api as bos-id body-timeout color concurrency cpu ctx device dimensions draft-model drain-timeout dry-run dtype \
-    duration embedding-model eos-id fail-on-length field format frequency-penalty header-timeout idle-timeout ignore-eos isolate jsonl \
+    duration embedding-model eos-id fail-on-length field format frequency-penalty header-timeout idle-timeout ignore-eos image-tokens isolate jsonl \
     keep-alive kv-memory kv-type lenient list-prompts logit-bias logprobs max-body max-connections max-sessions max-slow-bodies max-tokens \
-    max-tool-rounds max-waiting min-p model model-id model-memory n-depth n-gen n-prompt no-page no-probe no-stdin no-stream no-think \
+    max-tool-rounds max-waiting min-p model model-id model-memory n-depth n-gen n-prompt no-mmproj no-page no-probe no-stdin no-stream no-think \
     no-warm-resume no-warmup origin output overflow parallel pg pin plain pooling port prefill-response prefix presence-penalty print prompt \
     prompt-name quantize quiet rate raw reasoning-format regex repetition-penalty repetitions request-timeout requests schema-open seed \
     sequences served-model session-ttl session-wait sessions slo spacing speculate speed stats step-tokens stop strict-limits system task \

@@ -114,22 +114,7 @@ pub struct EmbedArgs {
     pub fetch: FetchArgs,
 }
 
-const LONG_HELP: &str = "\
-Examples:
-  llmctl embed --model ./all-MiniLM-L6-v2 \"The cat sits on the mat.\"
-  llmctl embed --model nomic-ai/nomic-embed-text-v1.5-GGUF --prefix \"search_document: \" < lines.txt > vectors.jsonl
-  llmctl embed --model Qwen/Qwen3-Embedding-0.6B --prompt-name query --input questions.txt --out questions.npy
-  jq -c '{id, text: .body}' articles.jsonl | llmctl embed --model ./bge-small --jsonl --truncate --out vectors.jsonl
-
-Result:
-  jsonl    {\"index\": 0, \"embedding\": [...]} per text, with \"id\" where the input has one
-  npy      a matrix of 32-bit floats, one row per text, for numpy.load
-
-Exit codes:
-  0    success
-  2    usage: no model, or a flag is wrong
-  65   bad input: a text is too long (--truncate cuts it), a line is no JSON, or the model computes no embeddings
-  66   model or file not found";
+const LONG_HELP: &str = include_str!("long_help.txt").trim_ascii_end();
 
 /// `--format`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -238,6 +238,7 @@ impl EndpointAnswer {
         let decode = self.first.zip(self.last).map(|(first, last)| since(first)(last));
         Timings {
             queue: Duration::ZERO,
+            encode: Duration::ZERO,
             prefill: Duration::ZERO, // the endpoint does not say
             decode: decode.unwrap_or_default(),
             time_to_first_token: self.first.map(since(self.began)),

@@ -7,11 +7,13 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::error::CommandError;
 use crate::cli::flags::args::{LimitArgs, MaxTokens, SamplingArgs};
+use crate::cli::images::as_data_urls;
 use crate::cli::terminal::report::decimal;
 use crate::cli::think::Think;
 use llmctl_base::sampling::Support;
 use llmctl_base::{SAMPLING, SamplingNumber, TopK};
 use llmctl_engine::GrammarSource;
+use llmctl_image::ImageSet;
 use llmctl_serve::wire::message::message_json;
 use llmctl_template::{Message, Role};
 
@@ -68,6 +70,8 @@ impl EndpointKind {
 #[derive(Clone, Copy)]
 pub struct EndpointRequest<'a> {
     pub messages: &'a [Message],
+    /// Files of the messages' images.
+    pub images: &'a ImageSet,
     /// In OpenAI's form.
     pub tools: &'a [Value],
     pub constraint: Option<&'a GrammarSource>,
@@ -94,7 +98,8 @@ impl EndpointRequest<'_> {
     /// # Errors
     /// The parameter that this kind of server is not known to honour.
     pub fn body(&self, kind: EndpointKind, model: &str) -> Result<Map<String, Value>, CommandError> {
-        let messages: Vec<Value> = self.messages.iter().map(|message| message_of(message, kind)).collect();
+        let messages: Vec<Value> =
+            self.messages.iter().map(|message| self.message_of(message, kind)).collect();
         let mut body = Map::new();
         body.insert("model".to_owned(), model.into());
         body.insert("messages".to_owned(), messages.into());
@@ -108,6 +113,17 @@ impl EndpointRequest<'_> {
         self.constraint_fields(kind, &mut body)?;
         self.reasoning_fields(kind, &mut body)?;
         Ok(body)
+    }
+
+    /// Returns a message without earlier reasoning, unless the server's templates may need it, and with images as data URLs.
+    fn message_of(&self, message: &Message, kind: EndpointKind) -> Value {
+        let reasoning = message.reasoning.clone().filter(|_| kind.is_open_engine());
+        let mut value = message_json(&Message { reasoning, ..message.clone() });
+        if message.role == Role::Tool && value["content"].is_null() {
+            value["content"] = "".into();
+        }
+        as_data_urls(&mut value["content"], self.images);
+        value
     }
 
     fn sampling_fields(&self, kind: EndpointKind, body: &mut Map<String, Value>) -> Result<(), CommandError> {
@@ -214,16 +230,6 @@ pub fn flag(id: &str) -> String {
     format!("--{}", id.replace('_', "-"))
 }
 
-/// Returns a message without earlier reasoning, unless the server's templates may need it.
-fn message_of(message: &Message, kind: EndpointKind) -> Value {
-    let reasoning = message.reasoning.clone().filter(|_| kind.is_open_engine());
-    let mut value = message_json(&Message { reasoning, ..message.clone() });
-    if message.role == Role::Tool && value["content"].is_null() {
-        value["content"] = "".into();
-    }
-    value
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::LazyLock;
@@ -236,10 +242,12 @@ mod tests {
     /// Returns a request with one question and nothing else.
     fn plain() -> EndpointRequest<'static> {
         static QUESTION: LazyLock<[Message; 1]> = LazyLock::new(|| [Message::user("q")]);
+        static IMAGES: LazyLock<ImageSet> = LazyLock::new(ImageSet::default);
         static SAMPLING: LazyLock<SamplingArgs> = LazyLock::new(SamplingArgs::default);
         static LIMITS: LazyLock<LimitArgs> = LazyLock::new(LimitArgs::default);
         EndpointRequest {
             messages: &*QUESTION,
+            images: LazyLock::force(&IMAGES),
             tools: &[],
             constraint: None,
             sampling: &SAMPLING,

@@ -6,6 +6,7 @@
 //! has the same ones.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::ops::RangeBounds;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -168,6 +169,9 @@ pub struct ModelArgs {
     pub eos_id: Vec<u32>,
 
     #[command(flatten)]
+    pub images: ImageArgs,
+
+    #[command(flatten)]
     pub remote: RemoteArgs,
 
     #[command(flatten)]
@@ -184,6 +188,54 @@ pub struct ModelArgs {
     /// A flag or a variable names the model, not a configuration file; filled in after the parse.
     #[arg(skip)]
     pub is_named: bool,
+}
+
+/// Flags of the part of a model that reads images.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model")]
+pub struct ImageArgs {
+    /// GGUF file with the vision tower of a GGUF model (default: the mmproj file that belongs to it)
+    ///
+    /// It is found beside the model's file, in its snapshot, or among ollama's layers, and downloaded with the model. A folder in
+    /// transformers' form has its tower among its weights.
+    #[arg(long, value_name = "FILE", conflicts_with = "no_mmproj", hide_short_help = true)]
+    pub mmproj: Option<PathBuf>,
+
+    /// Read no images: neither load nor download the vision tower
+    #[arg(long, hide_short_help = true)]
+    pub no_mmproj: bool,
+
+    /// Most tokens of an image, or least and most as MIN..MAX, e.g. 256 or 64..1280 (default: the model's own)
+    ///
+    /// An image that would take more is reduced before the tower sees it: fewer tokens are sooner computed and show less detail.
+    /// Models whose images all take the same number of tokens ignore it.
+    #[arg(long, value_name = "MAX", hide_short_help = true)]
+    pub image_tokens: Option<ImageTokens>,
+}
+
+/// `--image-tokens`: least and most tokens of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImageTokens(pub [Option<u32>; 2]);
+
+impl fmt::Display for ImageTokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[0].map_or(Ok(()), |least| write!(f, "{least}.."))?;
+        self.0[1].map_or(Ok(()), |most| write!(f, "{most}"))
+    }
+}
+
+impl FromStr for ImageTokens {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let count = |text: &str| text.parse().ok().filter(|count| *count > 0);
+        let (least, most) = text.split_once("..").map_or((None, text), |(least, most)| (Some(least), most));
+        match (least.map(count), count(most)) {
+            (None, Some(most)) => Ok(Self([None, Some(most)])),
+            (Some(Some(least)), Some(most)) if least <= most => Ok(Self([Some(least), Some(most)])),
+            _ => Err("neither a number of tokens nor MIN..MAX".to_owned()),
+        }
+    }
 }
 
 /// Flags of engines elsewhere.

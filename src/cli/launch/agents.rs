@@ -16,7 +16,7 @@ use llmctl_base::private_files::{private_file, private_folder};
 const MAX_ANSWER_TOKENS: usize = 16_384;
 
 /// One coding agent. Values, arguments and files may hold the placeholders of [`LaunchTarget`]: `@url@`, `@key@`, `@model@`,
-/// `@context@`, `@answer@`, and `@folder@` for the folder of its files.
+/// `@context@`, `@answer@`, `@inputs@` for what the model reads, as items of a JSON list, and `@folder@` for the folder of its files.
 #[derive(Debug)]
 pub struct Agent {
     /// The name in `llmctl launch NAME`.
@@ -136,6 +136,8 @@ pub struct LaunchTarget {
     pub key: String,
     pub model: String,
     pub context_tokens: usize,
+    /// The model reads images.
+    pub sees: bool,
 }
 
 /// An agent's settings for one server.
@@ -201,6 +203,7 @@ impl AgentSettings {
 
 /// Replaces the placeholders; `spell` writes a text as `template` needs it.
 fn fill(template: &str, target: &LaunchTarget, folder: &Path, spell: fn(&str) -> String) -> String {
+    let inputs = if target.sees { r#""text", "image""# } else { r#""text""# };
     let answer_tokens = MAX_ANSWER_TOKENS.min(target.context_tokens / 4);
     [
         ("@url@", target.url.clone()),
@@ -211,7 +214,9 @@ fn fill(template: &str, target: &LaunchTarget, folder: &Path, spell: fn(&str) ->
         ("@folder@", folder.display().to_string()),
     ]
     .into_iter()
-    .fold(template.to_owned(), |text, (placeholder, value)| text.replace(placeholder, &spell(&value)))
+    .fold(template.replace("@inputs@", inputs), |text, (placeholder, value)| {
+        text.replace(placeholder, &spell(&value))
+    })
 }
 
 /// Returns the inside of a string of JSON, which is one of TOML as well.
@@ -230,6 +235,20 @@ mod tests {
             key: "sk-secret".to_owned(),
             model: "a\"b\\c".to_owned(),
             context_tokens: 32_768,
+            sees: true,
+        }
+    }
+
+    #[test]
+    fn agents_that_ask_are_told_of_images() {
+        let told = |name: &str, sees| {
+            let settings = Agent::find(name)
+                .expect("a row")
+                .settings(&LaunchTarget { sees, ..target() }, Path::new("/f"));
+            settings.files.iter().any(|file| file.content.contains(r#"["text", "image"]"#))
+        };
+        for name in ["codex", "opencode", "pi"] {
+            assert!(told(name, true) && !told(name, false), "{name}");
         }
     }
 
@@ -246,7 +265,8 @@ mod tests {
                 assert!(value.is_object(), "{}", path.display());
             }
             let all = format!("{settings:?}");
-            for placeholder in ["@url@", "@key@", "@model@", "@context@", "@answer@", "@folder@"] {
+            for placeholder in ["@url@", "@key@", "@model@", "@context@", "@answer@", "@folder@", "@inputs@"]
+            {
                 assert!(!all.contains(placeholder), "{placeholder} is left in {all}");
             }
         }

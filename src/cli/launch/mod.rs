@@ -75,32 +75,7 @@ pub struct LaunchArgs {
     pub engine: EngineArgs,
 }
 
-const LONG_HELP: &str = "\
-Examples:
-  llmctl launch pi --model ./model.gguf
-  llmctl launch opencode --model ./model.gguf -- run \"Explain this repository\"
-  llmctl launch claude --endpoint http://127.0.0.1:8484 -- -p \"Fix the failing test\"
-  llmctl launch codex --print
-
-Agents:
-  claude    Claude Code, over /v1/messages
-  codex     Codex, over /v1/responses
-  opencode  opencode, over /v1/chat/completions
-  pi        pi, over /v1/chat/completions; the shortest prompts
-  qwen      Qwen Code, over /v1/chat/completions
-  docs/agents.md has the settings for use without this command.
-
-Exit codes:
-  0    the agent ended with 0; its other codes are passed on, as 128 + number for a signal
-  2    usage
-  66   agent or model not found
-  69   the server cannot be reached
-  75   not enough memory
-  78   bad configuration
-
-Environment and files:
-  LLMCTL_API_KEY holds the key of a running server. LLMCTL_<FLAG> sets any flag, e.g. LLMCTL_MODEL.
-  $XDG_DATA_HOME/llmctl/agents/AGENT/ holds the agent's settings and, for most agents, its conversations.";
+const LONG_HELP: &str = include_str!("long_help.txt").trim_ascii_end();
 
 /// Runs the agent. Returns its exit code.
 ///
@@ -137,6 +112,7 @@ pub fn run(args: LaunchArgs, terminal: &Terminal, places: &Places) -> Result<Exi
         key: key.key,
         model,
         context_tokens: context_tokens.unwrap_or(0),
+        sees: server.sees(),
     };
     warn_of_context(target.context_tokens, terminal);
     let ended = start(&program, agent.settings(&target, &folder), &args.arguments);
@@ -185,13 +161,13 @@ fn ask(url: &str) -> Result<LaunchTarget, CommandError> {
     let runtime = runtime.map_err(|error| CommandError::new(Kind::Failure, error))?;
     let listed = runtime.block_on(client.models());
     let (models, _) = listed.map_err(|failure| client.explained(failure))?;
-    let told = models.into_iter().find_map(|ListedModel { id, context_tokens }| Some((id, context_tokens?)));
-    let Some((model, context_tokens)) = told else {
+    let told = models.into_iter().find_map(|model| Some((model.context_tokens?, model)));
+    let Some((context_tokens, ListedModel { id: model, sees, .. })) = told else {
         let error = anyhow::anyhow!("{url} does not list a model with its context length");
         return Err(CommandError::new(Kind::Failure, error));
     };
     let url = format!("http://{}", endpoint.address().authority());
-    Ok(LaunchTarget { url, key: key.unwrap_or_else(|| "none".to_owned()), model, context_tokens })
+    Ok(LaunchTarget { url, key: key.unwrap_or_else(|| "none".to_owned()), model, context_tokens, sees })
 }
 
 /// Returns what `llmctl serve` would be with these flags, from the headers of the model alone.
@@ -202,6 +178,7 @@ fn expected_server(args: &LaunchArgs, terminal: &Terminal) -> Result<LaunchTarge
         key: "none".to_owned(),
         model: texts.info().name.clone(),
         context_tokens: texts.info().context_tokens,
+        sees: texts.info().sees,
     })
 }
 
@@ -307,6 +284,7 @@ mod tests {
             key: "k".to_owned(),
             model: "m".to_owned(),
             context_tokens: 65_536,
+            sees: false,
         };
         let agent = Agent::find("pi").expect("a row");
         let text = described(agent, &agent.settings(&target, Path::new("/f")));

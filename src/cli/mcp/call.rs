@@ -14,6 +14,7 @@ use super::permission::{AllowedTool, AskUser, CallConsent, QUESTION, shown};
 use super::result::ResultText;
 use super::{ToolServerState, ToolServers, ended};
 use crate::cli::error::CommandError;
+use crate::cli::images::{GivenImage, marked_content};
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::{bytes, on_one_line};
 use crate::cli::terminal::signal::Graceful;
@@ -30,6 +31,8 @@ const MAX_SHOWN: usize = 100;
 pub struct CallDesk<'a> {
     pub terminal: &'a Terminal,
     pub graceful: &'a Graceful,
+    /// The model reads images.
+    pub sees: bool,
     pub ask: AskUser<'a>,
 }
 
@@ -61,20 +64,27 @@ impl CallStatus {
 pub struct CallResult {
     pub status: CallStatus,
     pub text: String,
+    /// Images for a model that reads them, each with what stands for it in `text`.
+    pub images: Vec<(String, GivenImage)>,
 }
 
 impl CallResult {
     /// Returns the result of a call that failed: the reason, for the model.
     pub fn error(status: CallStatus, why: &str) -> Self {
-        Self { status, text: format!("error: {why}") }
+        Self { status, text: format!("error: {why}"), images: Vec::new() }
     }
 
-    /// Returns the result of a call that was made, with this limit.
+    /// Returns a text as the result of a call.
+    pub fn done(text: String) -> Self {
+        Self { status: CallStatus::Done, text, images: Vec::new() }
+    }
+
+    /// Returns the result of a call that was made, without its images, with this limit.
     pub fn of(made: &Result<ResultText, CallFailure>, server: &str, limit: Duration) -> Self {
         let failed = |why: &str| Self::error(CallStatus::Failed, why);
         match made {
             Ok(ResultText { text, is_error: true, .. }) => failed(text),
-            Ok(ResultText { text, .. }) => Self { status: CallStatus::Done, text: text.clone() },
+            Ok(ResultText { text, .. }) => Self::done(text.clone()),
             Err(CallFailure::Refused(why)) => failed(why),
             Err(CallFailure::Timeout) => failed(&late(limit)),
             Err(CallFailure::Stopped) => Self::error(CallStatus::Stopped, "the user stopped it"),
@@ -90,8 +100,9 @@ fn late(limit: Duration) -> String {
 }
 
 /// Returns the message that brings the model the result of a call.
-pub fn result_message(call: &AnsweredCall, text: String) -> Message {
-    let mut message = Message::new(Role::Tool, text);
+pub fn result_message(call: &AnsweredCall, result: CallResult) -> Message {
+    let mut message = Message::new(Role::Tool, "");
+    message.content = Some(marked_content(result.text, &result.images));
     (message.tool_call_id, message.name) = (Some(call.id.clone()), Some(call.name.clone()));
     message
 }
@@ -120,7 +131,7 @@ impl ToolServers {
         desk.terminal.status(&format!("calling {}", call.name));
         let made = self.make(at, &tool.name, arguments, desk.graceful);
         desk.terminal.status("");
-        Ok(self.told(at, call, made, desk.terminal))
+        Ok(self.told(at, call, made, desk))
     }
 
     /// Returns an offered tool and its server's place.
@@ -198,12 +209,17 @@ impl ToolServers {
         &self,
         at: usize,
         call: &AnsweredCall,
-        made: Result<ResultText, CallFailure>,
-        terminal: &Terminal,
+        mut made: Result<ResultText, CallFailure>,
+        desk: &CallDesk<'_>,
     ) -> CallResult {
+        let terminal = desk.terminal;
+        let images = match &mut made {
+            Ok(result) if desk.sees => result.take_images(),
+            _ => Vec::new(),
+        };
         let (tool, server) = (&call.name, &self.servers[at].config.name);
         match &made {
-            Ok(ResultText { text, is_error, notes }) => {
+            Ok(ResultText { text, is_error, notes, .. }) => {
                 notes.iter().for_each(|note| terminal.warn(format!("{tool}: {note}")));
                 let verb = if *is_error { "failed" } else { "returned" };
                 let size = bytes(text.len() as u64);
@@ -219,6 +235,6 @@ impl ToolServers {
             Err(CallFailure::Stopped) => {}
             Err(CallFailure::Lost(loss)) => terminal.warn(format!("MCP server {server}: {loss}")),
         }
-        CallResult::of(&made, server, self.timeout)
+        CallResult { images, ..CallResult::of(&made, server, self.timeout) }
     }
 }

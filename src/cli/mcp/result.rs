@@ -4,6 +4,10 @@
 
 use rmcp::model::{CallToolResult, ContentBlock, ResourceContents};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+use crate::cli::images::GivenImage;
 use crate::cli::terminal::report::bytes;
 
 /// Most bytes of a result that the model gets.
@@ -19,13 +23,37 @@ pub struct ResultText {
     pub is_error: bool,
     /// Names the parts that were cut or left out, for the user.
     pub notes: Vec<String>,
+    /// Images: what stands for each in `text`, without its brackets, and its bytes in base64.
+    images: Vec<(String, String)>,
+}
+
+impl ResultText {
+    /// Takes out the images, for a model that reads them, each with what stands for it in `text`. One that is damaged stays
+    /// left out.
+    pub fn take_images(&mut self) -> Vec<(String, GivenImage)> {
+        let mut taken = Vec::new();
+        for (note, data) in std::mem::take(&mut self.images) {
+            let read = STANDARD.decode(&data).map_err(|error| error.to_string());
+            match read.and_then(|bytes| GivenImage::of(bytes, None).map_err(|error| error.to_string())) {
+                Ok(given) => {
+                    let at = self.notes.iter().position(|other| *other == note);
+                    if let Some(at) = at {
+                        self.notes.remove(at);
+                    }
+                    taken.push((format!("[{note}]"), given));
+                }
+                Err(why) => self.notes.push(why),
+            }
+        }
+        taken
+    }
 }
 
 /// Returns the text of a result.
 pub fn text_of(result: &CallToolResult) -> ResultText {
     let mut notes = Vec::new();
     let mut parts: Vec<String> = Vec::new();
-    let mut has_text = false;
+    let (mut has_text, mut images) = (false, Vec::new());
     for block in &result.content {
         match readable(block) {
             Ok(text) => {
@@ -34,6 +62,9 @@ pub fn text_of(result: &CallToolResult) -> ResultText {
             }
             Err(left_out) => {
                 parts.push(format!("[{left_out}]"));
+                if let ContentBlock::Image(image) = block {
+                    images.push((left_out.clone(), image.data.clone()));
+                }
                 notes.push(left_out);
             }
         }
@@ -43,7 +74,7 @@ pub fn text_of(result: &CallToolResult) -> ResultText {
         parts.push(structured.to_string());
     }
     let text = cut(parts.join("\n"), &mut notes);
-    ResultText { text, is_error: result.is_error == Some(true), notes }
+    ResultText { text, is_error: result.is_error == Some(true), notes, images }
 }
 
 /// Returns the text of a result in JSON.
@@ -58,17 +89,17 @@ pub fn parse_result(json: &[u8]) -> serde_json::Result<ResultText> {
 fn readable(block: &ContentBlock) -> Result<String, String> {
     let left_out = |kind: &str, base64: &str, what: &str| {
         let size = bytes((base64.len() as u64) / 4 * 3);
-        Err(format!("{kind}, {size}: left out; llmctl cannot read {what}"))
+        Err(format!("{kind}, {size}: left out; {what}"))
     };
     match block {
         ContentBlock::Text(text) => Ok(text.text.clone()),
-        ContentBlock::Image(image) => left_out(&image.mime_type, &image.data, "images"),
-        ContentBlock::Audio(audio) => left_out(&audio.mime_type, &audio.data, "audio"),
+        ContentBlock::Image(image) => left_out(&image.mime_type, &image.data, "the model reads no images"),
+        ContentBlock::Audio(audio) => left_out(&audio.mime_type, &audio.data, "llmctl cannot read audio"),
         ContentBlock::Resource(embedded) => match &embedded.resource {
             ResourceContents::TextResourceContents { uri, text, .. } => Ok(format!("{uri}:\n{text}")),
             ResourceContents::BlobResourceContents { uri, mime_type, blob, .. } => {
                 let kind = mime_type.as_deref().unwrap_or("a file");
-                left_out(&format!("{uri}, {kind}"), blob, "binary resources")
+                left_out(&format!("{uri}, {kind}"), blob, "llmctl cannot read binary resources")
             }
             _ => Err(UNKNOWN.to_owned()),
         },
@@ -112,12 +143,28 @@ mod tests {
             {"type": "resource_link", "uri": "file:///c", "name": "c"},
             {"type": "text", "text": "three"},
         ]}));
-        let expected = "one\n[image/png, 12.0 KiB: left out; llmctl cannot read images]\n\
+        let expected = "one\n[image/png, 12.0 KiB: left out; the model reads no images]\n\
              [audio/wav, 3 B: left out; llmctl cannot read audio]\nfile:///a.txt:\ntwo\n\
              [file:///b.bin, application/x, 3 B: left out; llmctl cannot read binary resources]\n\
              [file:///c: a link; llmctl does not read resources]\nthree";
         assert_eq!(result.text, expected);
         assert_eq!((result.notes.len(), result.is_error), (4, false));
+    }
+
+    #[test]
+    fn images_are_for_models_that_see() {
+        let gif = STANDARD
+            .encode(b"GIF89a\x01\0\x01\0\x80\0\0\xff\xff\xff\0\0\0,\0\0\0\0\x01\0\x01\0\0\x02\x02D\x01\0;");
+        let mut result = text(json!({"content": [
+            {"type": "text", "text": "one"},
+            {"type": "image", "data": gif, "mimeType": "image/gif"},
+            {"type": "image", "data": "AAAA", "mimeType": "image/png"},
+        ]}));
+        let taken = result.take_images();
+        assert_eq!(taken.len(), 1);
+        assert_eq!((taken[0].1.image.width, taken[0].1.image.media_type.as_str()), (1, "image/gif"));
+        assert!(result.text.contains(&taken[0].0), "{}", result.text);
+        assert_eq!(result.notes.len(), 2, "the damaged one is left out, and why: {:?}", result.notes);
     }
 
     #[test]

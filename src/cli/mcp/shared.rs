@@ -185,7 +185,7 @@ impl SharedDesk {
             {
                 let _ = timeout(LOOK_TIMEOUT, looked).await; // the next list should know
             }
-            let CallResult { status, text } = CallResult::of(&made, &server.config.name, limit);
+            let CallResult { status, text, .. } = CallResult::of(&made, &server.config.name, limit);
             // The call and its server are ended at the same moment: either may be first.
             let is_ended = status != CallStatus::Done && *ending.borrow();
             match status == CallStatus::Stopped || is_ended {

@@ -20,7 +20,7 @@ use crate::cli::terminal::output::visible;
 use crate::cli::terminal::question;
 use crate::cli::terminal::report::{bytes, counted};
 use crate::cli::terminal::signal::Graceful;
-use llmctl_hub::{HubClient, HubError, HubRef, PullEvent, PullObserver, PullPlan};
+use llmctl_hub::{HubClient, HubError, HubRef, PullEvent, PullExtent, PullObserver, PullPlan};
 
 /// Returns the setting that forbids downloading, if any.
 pub fn forbidden_by(fetch: &FetchArgs) -> Option<&'static str> {
@@ -58,7 +58,7 @@ impl<'a> Downloads<'a> {
     ///
     /// # Errors
     /// Those of [`PullPlan::new`] and [`PullPlan::check_space`].
-    pub fn plan(&self, hub: &HubRef, only_texts: bool) -> Result<PullPlan, CommandError> {
+    pub fn plan(&self, hub: &HubRef, extent: PullExtent) -> Result<PullPlan, CommandError> {
         let Some(cache) = &self.places.hub else {
             let error = anyhow!("HOME is not set: there is no folder for models");
             return Err(CommandError::new(Kind::Config, error).hint("set HOME or HF_HUB_CACHE"));
@@ -68,7 +68,7 @@ impl<'a> Downloads<'a> {
             &self.client,
             hub,
             &self.places.hub_paths(),
-            only_texts,
+            extent,
             &Display::new(self, &[], None),
         );
         self.terminal.status("");
@@ -134,19 +134,19 @@ impl<'a> Downloads<'a> {
 /// SIGTERM on every system that has it.
 const SIGTERM: i32 = 15;
 
-/// Downloads a model that a command meets for the first time, or its texts alone. On a terminal the user is asked.
+/// Downloads a model that a command meets for the first time, or a part of it. On a terminal the user is asked.
 ///
 /// # Errors
 /// The hub's refusal; [`Kind::NotFound`] if the user declines.
 pub fn first_use(
     hub: &HubRef,
-    only_texts: bool,
+    extent: PullExtent,
     fetch: &FetchArgs,
     places: &Places,
     terminal: &Terminal,
 ) -> Result<(), CommandError> {
     let downloads = Downloads::new(places, terminal)?;
-    let plan = downloads.plan(hub, only_texts)?;
+    let plan = downloads.plan(hub, extent)?;
     let missing = plan.missing_bytes();
     if missing > 0 {
         let what = format!("{} ({})", plan.reference, size(&plan));

@@ -17,9 +17,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::download;
 use super::models;
 use super::running;
+use super::sight;
+use super::sight::Sight;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::flags::args;
-use crate::cli::flags::args::{BosId, EngineOptions, FetchArgs, ModelArgs, SamplingArgs, Sharing, check_isa};
+use crate::cli::flags::args::{
+    BosId, EngineOptions, FetchArgs, ImageArgs, ModelArgs, SamplingArgs, Sharing, check_isa,
+};
 use crate::cli::places::{Places, free_bytes};
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::input::read_file;
@@ -29,17 +33,18 @@ use crate::cli::terminal::slow_cpu::slow_kernels;
 use llmctl_base::machine::{Cores, default_threads};
 use llmctl_base::{Error, GivenSampling, LoadError, Notice};
 use llmctl_engine::{Engine, EngineClient, EngineConfig, EngineSpec, Speculation};
-use llmctl_hub::Resolved;
 use llmctl_hub::builtin::GUIDE;
+use llmctl_hub::{ModelSource, PullExtent, Resolved};
 use llmctl_models::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use llmctl_models::load;
 use llmctl_models::load::{
-    CpuOptions, Device, DeviceKind, Fingerprint, Isa, LEAST_BYTES, LoadOptions, LoadedDraft, LoadedModel,
-    ModelFiles, ModelTexts, PanelPlace, PredictionUse, kept_panels, open_device,
+    CpuOptions, Device, DeviceKind, Fingerprint, ImageUse, Isa, LEAST_BYTES, LoadOptions, LoadedDraft,
+    LoadedModel, ModelFiles, ModelTexts, PanelPlace, PredictionUse, kept_panels, open_device,
 };
 use llmctl_models::memory::{LimitKind, memory_limits, tightest};
 use llmctl_models::model::{Model, ModelSpec};
 use llmctl_models::text::Tokenizer;
+use llmctl_models::vision::Tower;
 use llmctl_template::TemplateError;
 pub use loaded::{Loaded, ModelInfo, PreparedTexts};
 
@@ -158,6 +163,9 @@ impl ResolvedModel {
         let model = loaded.model.spec();
         let context_tokens = model.context_length;
         let mut texts = self.text.apply(&self.files, loaded.texts, context_tokens)?;
+        if self.options.images.is_off {
+            texts.why_blind = "--no-mmproj leaves the vision tower out: leave that flag out instead";
+        }
         loaded.notices.iter().for_each(|notice| terminal.note(notice));
         loaded.details.iter().for_each(|notice| terminal.detail(&notice.to_string()));
         texts.chat_tokenizer.set_context_tokens(context_tokens);
@@ -171,8 +179,10 @@ impl ResolvedModel {
         let kv = open_kv(asked, &loaded.fingerprint)?;
         report_draft(model, loaded.draft.as_ref(), &config, terminal)?;
         let models = (loaded.model, loaded.draft.and_then(|draft| draft.model));
-        let engine = start_engine(models, texts.chat_tokenizer.tokenizer(), config, kv)?;
+        let engine = start_engine(models, loaded.tower, texts.chat_tokenizer.tokenizer(), config, kv)?;
+        texts.chat_tokenizer.set_vision(&engine.spec().model.architecture, engine.spec().vision.as_ref());
         texts.info.vocab_size = engine.spec().vocab_size();
+        texts.info.sees = engine.spec().vision.is_some();
         texts.info.refuses_drafts = asked.speculation != engine.spec().speculation();
         texts.info.load_time = start.elapsed();
         let seconds = texts.info.load_time.as_secs_f32();
@@ -257,13 +267,14 @@ fn report_draft(
     Ok(())
 }
 
-/// Starts an engine in a thread of its own, which drafts with the second model if there is one, and keeps the KV of named
+/// Starts an engine in a thread of its own, which reads images if there is a tower, drafts with the second model if there is one, and keeps the KV of named
 /// sessions in `kv`.
 ///
 /// # Errors
 /// Those of [`Engine::new`], [`Engine::set_draft_model`] and [`EngineClient::spawn`].
 pub fn start_engine(
     (model, draft_model): (Box<dyn Model>, Option<Box<dyn Model>>),
+    tower: Option<Box<dyn Tower>>,
     tokenizer: &Arc<Tokenizer>,
     config: EngineConfig,
     kv: Option<DiskStore>,
@@ -271,6 +282,7 @@ pub fn start_engine(
     let vocabulary = Arc::clone(tokenizer);
     EngineClient::spawn(move || {
         let mut engine = Engine::new(model, vocabulary, config)?;
+        tower.into_iter().for_each(|tower| engine.set_tower(tower));
         draft_model.map_or(Ok(()), |model| engine.set_draft_model(model))?;
         kv.into_iter().for_each(|store| engine.set_disk(store));
         Ok(engine)
@@ -370,7 +382,9 @@ pub fn load_texts(
     }
     let start = Instant::now();
     let model = ResolvedModel::new(resolve(args, terminal)?, args, asked, terminal)?;
-    let facts = load::model_facts(&model.files.source)?.decoder?;
+    let facts = load::model_facts(&model.files.source)?;
+    let sight = Sight::of(&model.files, facts.architecture.as_deref(), model.options.images);
+    let facts = facts.decoder?;
     let files = ModelFiles::open(&model.files.source)?;
     let mut notices = Vec::new();
     let context_tokens = match load::context_length(&files, &model.options, &mut notices) {
@@ -383,6 +397,7 @@ pub fn load_texts(
     notices.iter().for_each(|notice| terminal.note(notice));
     let mut texts = model.text.apply(&model.files, load::load_texts(&files)?, context_tokens)?;
     texts.info.vocab_size = facts.vocab_size;
+    texts.info.sees = sight.is_there();
     texts.info.load_time = start.elapsed();
     Ok(texts)
 }
@@ -396,7 +411,11 @@ pub fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, Comman
         terminal.note(NO_MODEL);
         return Ok(Resolved::built_in(&GUIDE));
     };
-    let resolved = find_or_download(reference, args, terminal)?;
+    let mut resolved = find_or_download(reference, args, terminal)?;
+    resolved.mmproj = args.images.file_of(&resolved)?;
+    if args.images.mmproj.is_none() {
+        sight::drop_foreign(&mut resolved, args.images.asked(), terminal);
+    }
     let path = resolved.source.path();
     tracing::info!("{reference} is {}", path.display());
     // A path that the user typed needs no notice.
@@ -406,6 +425,27 @@ pub fn resolve(args: &ModelArgs, terminal: &Terminal) -> Result<Resolved, Comman
     Ok(resolved)
 }
 
+impl ImageArgs {
+    fn asked(&self) -> ImageUse {
+        ImageUse { is_off: self.no_mmproj, tokens: self.image_tokens.map_or([None; 2], |tokens| tokens.0) }
+    }
+
+    /// Returns the mmproj file that these flags mean for a model.
+    ///
+    /// # Errors
+    /// A usage error for a file that is missing or is for a model that takes none.
+    fn file_of(&self, model: &Resolved) -> Result<Option<PathBuf>, CommandError> {
+        let Some(path) = &self.mmproj else { return Ok(model.mmproj.clone().filter(|_| !self.no_mmproj)) };
+        if !matches!(model.source, ModelSource::Gguf(_)) {
+            let error =
+                CommandError::usage(format!("--mmproj is for GGUF models, and {} is none", model.name));
+            return Err(error.hint("a folder in transformers' form has its tower among its weights"));
+        }
+        std::fs::metadata(path).map_err(|error| LoadError::io(path, &error))?;
+        Ok(Some(path.clone()))
+    }
+}
+
 /// Finds the files of `reference`, after downloading them if they are missing and may be downloaded.
 fn find_or_download(
     reference: &str,
@@ -413,7 +453,12 @@ fn find_or_download(
     terminal: &Terminal,
 ) -> Result<Resolved, CommandError> {
     let places = &Places::from_environment();
-    let only_texts = !args.remote.engine.is_empty();
+    let (only_texts, is_blind) = (!args.remote.engine.is_empty(), args.images.no_mmproj);
+    let extent = match (only_texts, is_blind || args.images.mmproj.is_some()) {
+        (true, _) => PullExtent::Texts,
+        (false, true) => PullExtent::WithoutProjector,
+        (false, false) => PullExtent::Whole,
+    };
     let look_up = if only_texts { models::look_up_texts } else { models::look_up };
     let missing = match look_up(reference, places, &args.aliases) {
         Ok(resolved) => return Ok(resolved),
@@ -432,7 +477,7 @@ fn find_or_download(
         let hint = format!("{meant}{setting} forbids downloading it; `llmctl models` lists what you have");
         return Err(CommandError::from(missing).hint(hint));
     }
-    download::first_use(&hub, only_texts, &args.fetch, places, terminal).map_err(|error| match &missing {
+    download::first_use(&hub, extent, &args.fetch, places, terminal).map_err(|error| match &missing {
         // The name may be a slip of one that is here.
         LoadError::UnknownModel { candidates, .. }
             if error.kind == Kind::NotFound && !candidates.is_empty() =>
@@ -473,6 +518,7 @@ pub fn options(
         Device::Candle(_) => None,
     };
     Ok(LoadOptions {
+        images: args.images.asked(),
         device,
         dtype: args.dtype,
         quantize: args.quantize,

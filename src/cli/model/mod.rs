@@ -9,4 +9,5 @@ pub mod pull;
 pub mod quantize;
 pub mod resume;
 pub mod running;
+pub mod sight;
 pub mod starter;

@@ -78,45 +78,7 @@ pub enum ModelsCommand {
     },
 }
 
-const LONG_HELP: &str = "\
-Examples:
-  llmctl models
-  llmctl models show org/repo:Q4_K_M
-  llmctl models rm org/repo:Q4_K_M
-  llmctl models verify org/repo
-  llmctl models prune --dry-run
-
-Naming a model (REF of --model, LLMCTL_MODEL, or `model = \"REF\"` in the configuration):
-  ./model.gguf, ./folder       a GGUF file, whatever its name; a folder with config.json and safetensors files
-  org/repo, org/repo:Q4_K_M    from the Hugging Face cache; @REVISION may stand before the colon
-  org/repo:safetensors         the safetensors files of a repository that has GGUF files, too
-  ollama:NAME[:TAG]            a GGUF model in ollama's store; its template and parameters are not used
-  NAME                         an alias: `NAME = \"REF\"` under [aliases] in the configuration
-  guide                        the demo model inside llmctl, which knows only llmctl; also without --model
-
-Getting a model:
-  A repository that is not here is downloaded when it is first used, after a question on a terminal; `llmctl pull REF` does it \
-beforehand. For a first try, a small one:
-    llmctl chat --model Qwen/Qwen2.5-0.5B-Instruct-GGUF
-  Other tools that fill the cache, such as `hf download`, do as well.
-
-Choice of a file in a repository that has several, without a tag:
-  Q4_K_M, else another type of 4 bits, else the nearest larger one, else the nearest smaller one; if that does not fit \
-this machine's memory, the largest that fits. Projectors (mmproj), importance matrices and draft models (mtp-, eagle3-) are no \
-models.
-
-Exit codes:
-  0    success
-  2    usage: neither an answer to the question nor --yes
-  65   bad input: a damaged model, or files that `verify` found damaged or missing
-  66   no such model
-  74   input or output failed
-  75   a download or a process uses the model
-
-Files:
-  $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub: the cache, shared with other tools
-  $OLLAMA_MODELS, else ~/.ollama/models and /usr/share/ollama/.ollama/models: ollama's stores, which are only read
-  $XDG_STATE_HOME/llmctl/models/: when llmctl last loaded each model";
+const LONG_HELP: &str = include_str!("models_help.txt").trim_ascii_end();
 
 pub fn run(args: ModelsArgs, context: CommandContext<'_>) -> Result<Exit, CommandError> {
     let format = args.output;

@@ -15,7 +15,7 @@ use crate::cli::places::Places;
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::{bytes, columns, print};
 use llmctl_base::LoadError;
-use llmctl_hub::{HubRef, ModelRef, PullEvent, PullPlan, remote_form};
+use llmctl_hub::{HubRef, ModelRef, PullEvent, PullExtent, PullPlan, remote_form};
 
 /// Shortest time between two progress events of one download.
 const EVENT_INTERVAL: Duration = Duration::from_millis(500);
@@ -31,6 +31,10 @@ pub struct PullArgs {
     /// Download only the texts of a safetensors repository: configuration, tokenizer, templates; no weights
     #[arg(long)]
     pub texts: bool,
+
+    /// Leave out the vision tower (mmproj) of a GGUF model, which reads images
+    #[arg(long, conflicts_with = "texts")]
+    pub no_mmproj: bool,
 
     /// List the files and their sizes, and download nothing
     #[arg(long)]
@@ -49,40 +53,7 @@ pub enum PullFormat {
     Jsonl,
 }
 
-const LONG_HELP: &str = "\
-Examples:
-  llmctl pull Qwen/Qwen2.5-0.5B-Instruct-GGUF
-  llmctl pull org/repo:Q8_0 org/other@v1.0
-  llmctl pull org/repo:BF16/model-00001-of-00002.gguf
-  llmctl pull --texts org/repo
-  llmctl pull org/repo --output jsonl | jq -r 'select(.event == \"done\") | .path'
-
-Of a repository with GGUF files it takes one model, with all its parts: the one that :QUANT or :FILE.gguf names, else the usual \
-compromise between size and quality (Q4_K_M if there is one). Of a repository in transformers' form it takes the configuration, \
-the tokenizer, the templates and the weights that the index names.
-
-Files that are here already are not downloaded again. A download that was interrupted continues where it stopped: repeat the command. Every \
-file is compared with the hub's hash before it gets its name. `run`, `chat`, `serve` and `bench` download a missing model, too; \
-on a terminal they ask first.
-
-Exit codes:
-  0    success
-  65   bytes that do not fit the hub's hash, or a repository without a model
-  66   no such repository, revision or file (or a private one)
-  69   the hub cannot be reached, or downloading is off
-  74   input or output failed, e.g. the disk is full
-  75   the hub allows no more requests for now, or a file changed meanwhile
-  77   gated, or the token is not accepted
-  130  interrupted; the partial files are kept
-
-Environment:
-  HF_HUB_CACHE, HF_HOME    the cache
-  HF_ENDPOINT              a mirror instead of https://huggingface.co
-  HF_TOKEN, HF_TOKEN_PATH  the access token, or its file (else $HF_HOME/token); HF_HUB_DISABLE_IMPLICIT_TOKEN=1 sends none
-  HF_HUB_OFFLINE=1         download nothing
-  HF_HUB_ETAG_TIMEOUT, HF_HUB_DOWNLOAD_TIMEOUT    seconds for an answer, and between two bytes (10)
-  HTTPS_PROXY, ALL_PROXY, NO_PROXY    proxies, also socks5://
-  SSL_CERT_FILE            certificate authorities (PEM) instead of the built-in ones";
+const LONG_HELP: &str = include_str!("pull_help.txt").trim_ascii_end();
 
 pub fn run(args: PullArgs, context: CommandContext<'_>) -> Result<Exit, CommandError> {
     let CommandContext { config, places, terminal, .. } = context;
@@ -101,8 +72,13 @@ pub fn run(args: PullArgs, context: CommandContext<'_>) -> Result<Exit, CommandE
         return Err(CommandError::offline("HF_HUB_OFFLINE"));
     }
     let downloads = Downloads::new(places, terminal)?;
+    let extent = match (args.texts, args.no_mmproj) {
+        (true, _) => PullExtent::Texts,
+        (false, true) => PullExtent::WithoutProjector,
+        (false, false) => PullExtent::Whole,
+    };
     for hub in &references {
-        let plan = downloads.plan(hub, args.texts)?;
+        let plan = downloads.plan(hub, extent)?;
         match (args.dry_run, args.output) {
             (true, PullFormat::Text) => print(&listed(&plan))?,
             (true, PullFormat::Jsonl) => print_event(&plan_event(&plan))?,

@@ -20,7 +20,7 @@ use llmctl_hub::{ModelSource, Resolved};
 use llmctl_models::load;
 use llmctl_models::load::divergence::{Divergence, Predictions};
 use llmctl_models::load::export::{Export, ExportOptions, ExportSizes, Imatrix, MIXES, QuantMix, WriteEnd};
-use llmctl_models::load::{CpuOptions, Device, KvType, LoadOptions, ModelFiles};
+use llmctl_models::load::{CpuOptions, Device, ImageUse, KvType, LoadOptions, ModelFiles};
 use llmctl_models::memory::{memory_limits, tightest};
 use llmctl_models::text::Encode;
 
@@ -59,33 +59,7 @@ pub struct QuantizeArgs {
     pub check: Option<Option<PathBuf>>,
 }
 
-const LONG_HELP: &str = "\
-Examples:
-  llmctl quantize ./folder model-q4_k_m.gguf --type Q4_K_M
-  llmctl quantize ./model-f16.gguf model-q6_k.gguf --type Q6_K --check
-  llmctl quantize org/repo small.gguf --type Q2_K_S --imatrix imatrix.gguf --check=text.txt
-
-Types, largest first:
-  F32, F16, BF16          floats
-  Q8_0, Q6_K              hardly any loss
-  Q5_K_M, Q5_K_S, Q5_1, Q5_0
-  Q4_K_M                  the usual choice
-  Q4_K_S, Q4_1, Q4_0
-  Q3_K_L, Q3_K_M, Q3_K_S, Q2_K
-  Q2_K_S                  needs --imatrix
-  The mixes are llama.cpp's (-v lists each tensor's type). Rows that are not whole blocks of 256 values get a type with blocks of 32.
-
-Memory holds one tensor at a time. OUT appears when it is complete; Ctrl-C leaves nothing behind.
---check loads IN, then OUT. It prints the mean divergence of the next token's probabilities in nats (KL, 0 is equal) and how \
-often both find the same token the most likely.
-
-Exit codes:
-  0    success
-  2    OUT exists, and --force is not given
-  65   bad input: a damaged model, or one that cannot be written as GGUF
-  66   no such model or file
-  74   OUT cannot be written, e.g. the disk is full
-  130  interrupted; OUT is not written";
+const LONG_HELP: &str = include_str!("quantize_help.txt").trim_ascii_end();
 
 fn mix_parser() -> impl TypedValueParser<Value = QuantMix> {
     let find = |name: String| {
@@ -241,6 +215,7 @@ fn compare(
 
 fn predictions(resolved: &Resolved, text: &str, terminal: &Terminal) -> Result<Predictions, CommandError> {
     let options = LoadOptions {
+        images: ImageUse { is_off: true, ..ImageUse::default() },
         device: Device::Cpu(CpuOptions::new(default_threads())),
         dtype: None,
         quantize: None,

@@ -11,7 +11,7 @@ use crate::cli::terminal::Terminal;
 use crate::cli::terminal::question;
 use crate::cli::terminal::question::TypedAnswer;
 use crate::cli::terminal::report::columns;
-use llmctl_hub::{ModelRef, fits};
+use llmctl_hub::{ModelRef, PullExtent, fits};
 
 /// A published model that answers well for its size.
 #[derive(Debug, PartialEq, Eq)]
@@ -108,7 +108,7 @@ pub fn offer(model: &mut ModelArgs, places: &Places, terminal: &Terminal) -> Res
                 let parsed = ModelRef::parse(reference)?;
                 if llmctl_hub::resolve(&parsed, &places.hub_paths(), &model.aliases).is_err() {
                     let repo = llmctl_hub::remote_form(&parsed, &model.aliases)?;
-                    first_use(&repo, false, &model.fetch, places, terminal)?;
+                    first_use(&repo, PullExtent::Whole, &model.fetch, places, terminal)?;
                 }
                 terminal.note(format!("next time: llmctl chat --model {reference}, or `model = \"{reference}\"` in the configuration"));
                 return Ok(());

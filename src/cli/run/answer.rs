@@ -30,6 +30,11 @@ pub trait AnswerSink {
         Ok(())
     }
 
+    /// `done` of `total` slices of the prompt's images are computed.
+    fn encoding(&mut self, _done: usize, _total: usize) -> Result<(), OutputError> {
+        Ok(())
+    }
+
     /// More of the answer. Called for every step of the engine, with no deltas while the parser holds text back.
     /// `num_reasoning_tokens` counts the reasoning so far.
     fn answer(
@@ -137,6 +142,7 @@ impl Run<'_> {
                 Event::Queued { .. } => Ok(()), // the engine here has no other caller to wait for
                 Event::Started(started) => self.started(started),
                 Event::Prefill { done, total } => self.sink.prefill(done, total),
+                Event::Encoding { done, total } => self.sink.encoding(done, total),
                 Event::Prompt { .. } => Ok(()), // not asked for here
                 Event::Text { text, tokens } => {
                     let pushed = self.push(&text, &tokens);

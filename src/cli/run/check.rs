@@ -27,6 +27,14 @@ pub fn flags(args: &RunArgs) -> Result<(), CommandError> {
     Ok(())
 }
 
+/// Refuses images, also one that was piped in, where there is no message that they could be part of.
+pub fn images(args: &RunArgs, has_images: bool) -> Result<(), CommandError> {
+    match has_images && args.prompt.raw {
+        true => Err(CommandError::usage("--raw: a plain text has no images").hint("leave --raw out")),
+        false => Ok(()),
+    }
+}
+
 /// Checks the use of the built-in model, and warns of a prompt that looks like the name of a model.
 pub fn model(args: &RunArgs, terminal: &Terminal) -> Result<(), CommandError> {
     if args.endpoint.url().is_some() {

@@ -12,6 +12,7 @@ use super::{CUT_AT_LIMIT, OutputFormat, RunArgs};
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::endpoint::{ChatEndpoint, EndpointChoice, check_flags, unavailable};
 use crate::cli::error::{CommandError, Exit};
+use crate::cli::images;
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::output::Output;
 use crate::cli::terminal::report::print;
@@ -20,6 +21,7 @@ use llmctl_engine::session::store::{SavedSession, SessionName};
 use llmctl_engine::turn::session_chat::RecordedAnswer;
 use llmctl_engine::turn::{Answer, PromptedTurn, SessionChat};
 use llmctl_engine::{Finish, GrammarSource};
+use llmctl_image::ImageSet;
 use llmctl_template::{Message, ToolChoice};
 
 /// Answers the next turn of a session or of a conversation that is not saved; `--dry-run` shows what would be sent for the latter.
@@ -50,9 +52,11 @@ pub fn preview(
 ) -> Result<Exit, CommandError> {
     let endpoint = connected(choice, &turn)?;
     let RunTurn { args, next, rounds, .. } = turn;
+    let mut images = next.images.clone();
+    saved.iter().for_each(|saved| images::add_kept(&mut images, saved));
     let (_, messages) = looked_at(saved, endpoint.fingerprint(), next);
     let asked = EndpointExtras::of(args, rounds)?;
-    dry_run(&endpoint, &asked.request(&messages, args)?, args.output.output.unwrap_or_default())
+    dry_run(&endpoint, &asked.request(&messages, &images, args)?, args.output.output.unwrap_or_default())
 }
 
 /// Answers the next turn, and the turns that bring the results of its calls. Without a name, nothing is saved.
@@ -64,21 +68,26 @@ fn take_turn(
 ) -> Result<Exit, CommandError> {
     let RunTurn { args, next, rounds, terminal } = turn;
     let extras = EndpointExtras::of(args, rounds)?;
-    let settings = extras.request(&[], args)?;
+    let mut images = next.images.clone();
+    images::add_kept(&mut images, session_chat.saved());
+    let settings = extras.request(&[], &images, args)?;
     let (subject, form) = (ReportSubject::Endpoint(endpoint, &settings), ReportForm::of(args)?);
     let report = Report::new(subject, form, Output::stdout(), terminal);
-    let addressed =
-        |session_chat: &SessionChat, added| session_chat.addressed(session_chat.followed_by(added).messages);
+    let addressed = |session_chat: &SessionChat, added| {
+        session_chat.addressed(session_chat.followed_by(added).messages).with_images(&images)
+    };
     let first = (addressed(session_chat, messages(session_chat.saved(), next)), extras.tools.clone());
     let generate =
         |(turn, tools): &(PromptedTurn, Vec<Value>), report: &mut Report<'_, _>, graceful: &Graceful| {
-            let request = &EndpointRequest { tools, ..extras.request(turn.messages(), args)? };
+            let request = &EndpointRequest { tools, ..extras.request(turn.messages(), &images, args)? };
             MessageGeneration { endpoint, request, graceful }.run(report)
         };
     let mut after = |(turn, _), generated: &Generated, report: &mut Report<'_, _>, graceful: &Graceful| {
         let record = RecordedAnswer::of(&generated.answer, args.sampling.given().sampling(false));
         note_kept(session_chat.record(turn, record)?, &generated.answer, name, terminal);
-        let Some(results) = rounds.results(generated, report, graceful)? else { return Ok(None) };
+        let Some(results) = rounds.results(generated, &mut ImageSet::default(), report, graceful)? else {
+            return Ok(None);
+        };
         Ok(Some((addressed(session_chat, results), rounds.offered().definitions)))
     };
     let exit = report.answers(first, &generate, &mut after, |answer, signal| {
@@ -119,10 +128,12 @@ impl EndpointExtras {
     fn request<'a>(
         &'a self,
         messages: &'a [Message],
+        images: &'a ImageSet,
         args: &'a RunArgs,
     ) -> Result<EndpointRequest<'a>, CommandError> {
         Ok(EndpointRequest {
             messages,
+            images,
             tools: &self.tools,
             constraint: self.constraint.as_ref(),
             sampling: &args.sampling,

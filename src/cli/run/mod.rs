@@ -27,13 +27,14 @@ use serde_json::json;
 
 use super::endpoint::EndpointChoice;
 use super::error::{CommandError, Exit};
+use super::images;
 use super::mcp::McpArgs;
 use super::terminal::Terminal;
 use crate::cli::flags::args::{
     ConnectArgs, EndpointArgs, EngineArgs, LimitArgs, ModelArgs, SamplingArgs, most_used,
 };
 use crate::cli::model::load;
-use crate::cli::model::load::{Loaded, ModelInfo};
+use crate::cli::model::load::{Loaded, ModelInfo, PreparedTexts};
 use crate::cli::terminal::input::read_file;
 use crate::cli::terminal::output::Output;
 use crate::cli::terminal::report::{print, with_schema};
@@ -44,6 +45,7 @@ use llmctl_base::Error;
 use llmctl_engine::turn::{Answer, TurnPlan, TurnRequest};
 use llmctl_engine::{ChatTokenizer, EngineSessionName, Finish};
 use next_turn::{Next, RunTurn};
+use prompt::GatheredPrompt;
 use report::{AfterAnswer, Report, ReportForm, ReportSubject};
 use request::{Rendered, input, rendered, turn_request};
 use tool_rounds::ToolRounds;
@@ -121,6 +123,13 @@ pub struct PromptArgs {
     /// `input` is PROMPT and stdin unless it is given.
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_variable)]
     pub var: Vec<(String, String)>,
+
+    /// Show this image to a model that reads images, or the one on stdin if `-`; may be repeated
+    ///
+    /// PNG, JPEG, WebP, GIF and BMP. Images stand before the text, unless it has {image} where each of them belongs. An image that is
+    /// piped in needs no --image.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["raw", "batch", "list_prompts"])]
+    pub image: Vec<PathBuf>,
 
     /// List the prompts that come with llmctl
     #[arg(long)]
@@ -263,10 +272,12 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
         return list_prompts(args.output.output.unwrap_or_default());
     }
     prepare(&mut args, terminal)?;
-    let text = prompt::gather(&args.prompt, &args.words, terminal)?;
+    let GatheredPrompt { text, images } = prompt::gather(&args.prompt, &args.words, terminal)?;
+    check::images(&args, !images.is_empty())?;
+    let (content, images) = (images::content(&images, text)?, images::set_of(&images));
     let system = system_prompt(args.prompt.system.as_ref(), args.prompt.system_file.as_ref())?;
     let mut rounds = ToolRounds::begin(&args, terminal)?;
-    let turn = RunTurn { args: &args, next: Next { text, system }, rounds: &mut rounds, terminal };
+    let turn = RunTurn { args: &args, next: Next { content, system, images }, rounds: &mut rounds, terminal };
     if let Some(name) = &args.session.session {
         return session::run(name, turn);
     }
@@ -284,16 +295,18 @@ fn answer_once(turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
     let RunTurn { args, next, rounds, terminal } = turn;
     let tools = rounds.tools()?;
     if args.prompt.dry_run {
-        let texts = load::load_texts(&args.model, args.engine.resolve(false), terminal)?;
+        let texts = texts_of(args, next.images.is_empty(), terminal)?;
         note_system(texts.chat_tokenizer(), next.system.as_deref(), terminal);
         let input = input(&texts, args, &tools, next, terminal)?;
         let rendered = rendered(&texts, &input, args.prompt.prefill_response.as_deref().unwrap_or_default())?;
         return dry_run(texts.info(), &rendered, args.output.output.unwrap_or_default(), terminal);
     }
     let llm = load_model(args, terminal)?;
+    next.check_sight(&llm)?;
     note_system(llm.texts().chat_tokenizer(), next.system.as_deref(), terminal);
+    let images = next.images.clone();
     let input = input(llm.texts(), args, &tools, next, terminal)?;
-    let turn = turn_request(&llm, args, tools, terminal)?;
+    let turn = TurnRequest { images, ..turn_request(&llm, args, tools, terminal)? };
     let plan = llm.planner().plan(&input, llm.texts().now(), &turn)?;
     let answer = RunAnswer { llm: &llm, turn: &turn, session: None, args, terminal };
     let exit = answer.on_stdout(plan, |plan| plan, &mut |_, _, _, _| Ok(None));
@@ -305,6 +318,14 @@ fn answer_once(turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
 pub fn note_system(chat_tokenizer: &ChatTokenizer, system: Option<&str>, terminal: &Terminal) {
     if let Some(notice) = system.and_then(|_| chat_tokenizer.notice_of_system()) {
         terminal.note(notice);
+    }
+}
+
+/// Returns the texts of the model; what images take in a prompt is known when the whole model is loaded.
+fn texts_of(args: &RunArgs, is_text: bool, terminal: &Terminal) -> Result<PreparedTexts, CommandError> {
+    match is_text {
+        true => load::load_texts(&args.model, args.engine.resolve(args.session.session.is_some()), terminal),
+        false => Ok(load_model(args, terminal)?.into_parts().0),
     }
 }
 

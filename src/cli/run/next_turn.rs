@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::RunArgs;
 use super::tool_rounds::ToolRounds;
 use crate::cli::error::{CommandError, Exit};
+use crate::cli::model::load::Loaded;
 use crate::cli::sessions;
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::counted;
@@ -14,12 +15,30 @@ use llmctl_engine::session::store::{
     ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionStore, SessionWriter,
 };
 use llmctl_engine::turn::{Answer, Finished, SessionChat};
-use llmctl_template::{Message, Role, ToolCall};
+use llmctl_image::ImageSet;
+use llmctl_template::{Content, Message, Role, ToolCall};
 
 /// The next turn's prompt.
 pub struct Next {
-    pub text: String,
+    pub content: Content,
     pub system: Option<String>,
+    /// Files of the images in `content`.
+    pub images: ImageSet,
+}
+
+impl Next {
+    /// Refuses images for a model that reads text alone.
+    ///
+    /// # Errors
+    /// That it does, and what to do.
+    pub fn check_sight(&self, llm: &Loaded) -> Result<(), CommandError> {
+        if self.images.is_empty() { Ok(()) } else { llm.vision().map(drop) }
+    }
+}
+
+/// Returns a message of the user.
+pub fn user_message(content: Content) -> Message {
+    Message { content: Some(content), ..Message::user("") }
 }
 
 /// A turn that is to be answered: its prompt, and the flags and tools for it.
@@ -107,7 +126,7 @@ pub fn note_kept(finished: Finished, answer: &Answer, name: Option<&SessionName>
 pub fn messages(saved: &SavedSession, next: Next) -> Vec<Message> {
     let system = next.system.filter(|_| saved.turns.is_empty()).map(Message::system);
     let before = unanswered(&saved.turns).into_iter().chain(system);
-    before.chain([Message::user(next.text)]).collect()
+    before.chain([user_message(next.content)]).collect()
 }
 
 /// Returns a conversation that is only looked at, and the messages of its next prompt.

@@ -6,12 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::PromptArgs;
 use crate::cli::error::{CommandError, Kind, nearest};
+use crate::cli::images::{GivenImage, is_image};
 use crate::cli::terminal::Terminal;
-use crate::cli::terminal::input::{position_in_file, read_all_stdin, read_file};
+use crate::cli::terminal::input::{position_in_file, read_all_stdin, read_file, read_stdin_bytes, text_of};
 use crate::cli::terminal::report::counted;
 use llmctl_base::Error;
 use llmctl_template::{PromptTemplate, TemplateError};
@@ -67,9 +68,63 @@ struct Parts {
     stdin: Option<String>,
 }
 
-/// Returns the text of the prompt, from all its sources; may wait for stdin.
-pub fn gather(args: &PromptArgs, words: &[String], terminal: &Terminal) -> Result<String, CommandError> {
+/// A prompt: its text, and its images in order.
+#[derive(Debug, Default)]
+pub struct GatheredPrompt {
+    pub text: String,
+    pub images: Vec<GivenImage>,
+}
+
+/// Returns the prompt, from all its sources; may wait for stdin.
+pub fn gather(
+    args: &PromptArgs,
+    words: &[String],
+    terminal: &Terminal,
+) -> Result<GatheredPrompt, CommandError> {
+    let mut images = images(args, words, terminal)?;
+    let text = gather_text(args, words, &mut images, terminal)?;
+    Ok(GatheredPrompt { text, images })
+}
+
+/// Reads the images of `--image`.
+fn images(args: &PromptArgs, words: &[String], terminal: &Terminal) -> Result<Vec<GivenImage>, CommandError> {
+    let is_stdin = |path: &Path| path == Path::new("-");
+    let num_stdin = args.image.iter().filter(|path| is_stdin(path)).count();
+    if num_stdin > 1
+        || num_stdin == 1 && (words == ["-"] || args.prompt_file.as_deref().is_some_and(is_stdin))
+    {
+        return Err(CommandError::usage("--image - reads stdin, which something else reads too"));
+    }
+    let open = |path: &PathBuf| match is_stdin(path) {
+        true => image_of_stdin(read_stdin_bytes(terminal)?),
+        false => GivenImage::open(path),
+    };
+    args.image.iter().map(open).collect()
+}
+
+fn image_of_stdin(bytes: Vec<u8>) -> Result<GivenImage, CommandError> {
+    let refused = |error| CommandError::bad_data(format!("standard input: {error}"));
+    GivenImage::of(bytes, Some("stdin".to_owned())).map_err(refused)
+}
+
+/// Reads what is piped in: a text, or an image if none is given.
+fn piped(images: &mut Vec<GivenImage>, terminal: &Terminal) -> Result<Option<String>, CommandError> {
+    let bytes = read_stdin_bytes(terminal)?;
+    if images.is_empty() && is_image(&bytes) {
+        images.push(image_of_stdin(bytes)?);
+        return Ok(None);
+    }
+    if bytes.is_empty() { Ok(None) } else { text_of(bytes, "standard input").map(Some) }
+}
+
+fn gather_text(
+    args: &PromptArgs,
+    words: &[String],
+    images: &mut Vec<GivenImage>,
+    terminal: &Terminal,
+) -> Result<String, CommandError> {
     let from_stdin = args.prompt_file.as_deref() == Some(Path::new("-"));
+    let is_image_piped = args.image.iter().any(|path| path == Path::new("-"));
     // `-` is what other tools call stdin, also a terminal's.
     let is_dash = words == ["-"];
     let words = if is_dash { &[] } else { words };
@@ -84,9 +139,9 @@ pub fn gather(args: &PromptArgs, words: &[String], terminal: &Terminal) -> Resul
     if body.is_none() && !args.var.is_empty() {
         return Err(CommandError::usage("--var fills a prompt file: give --prompt-file or --prompt with it"));
     }
-    let skip_stdin = from_stdin || args.no_stdin || (io::stdin().is_terminal() && !is_dash);
+    let skip_stdin = from_stdin || is_image_piped || args.no_stdin || (io::stdin().is_terminal() && !is_dash);
     let begun = if skip_stdin || words.is_empty() { None } else { position_in_file() };
-    let stdin = if skip_stdin { None } else { read_all_stdin(terminal)? };
+    let stdin = if skip_stdin { None } else { piped(images, terminal)? };
     if let (Some(_), Some(text)) = (begun, &stdin) {
         terminal.warn(format!(
             "the rest of the file on stdin ({}) became part of the prompt, and another command was reading it; \
@@ -109,7 +164,12 @@ pub fn gather(args: &PromptArgs, words: &[String], terminal: &Terminal) -> Resul
         let shown = braces.lines().next().unwrap_or("{{");
         terminal.note(format!("{name}: {shown:?} is passed on as it is; --var KEY=VALUE fills variables"));
     }
-    assemble(parts)
+    match assemble(parts) {
+        Err(error) if error.kind == Kind::Usage && !images.is_empty() => {
+            Err(error.hint("an image needs a question about it: give it as an argument"))
+        }
+        text => text,
+    }
 }
 
 fn assemble(parts: Parts) -> Result<String, CommandError> {

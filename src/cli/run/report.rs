@@ -7,7 +7,7 @@
 //! line end between them.
 
 use std::io::Write;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
@@ -78,6 +78,14 @@ impl ReportSubject<'_> {
     }
 }
 
+/// Time of encoding images after which it is shown.
+pub const ENCODING_NOTICEABLE: Duration = Duration::from_secs(1);
+
+/// Describes how far images are encoded.
+pub fn encoding_status(done: usize, total: usize) -> String {
+    format!("encoding the image, {} %", done * 100 / total.max(1))
+}
+
 /// Writes one answer.
 pub struct Report<'a, W: Write> {
     subject: ReportSubject<'a>,
@@ -85,6 +93,8 @@ pub struct Report<'a, W: Write> {
     output: Output<W>,
     terminal: &'a Terminal,
     progress: Option<ProgressBar>,
+    /// Since when images are encoded.
+    encoding_since: Option<Instant>,
     /// Breaks lines between words, as in chat; `None` where the text goes as it is.
     wrap: Option<Markdown>,
     started: Option<Started>,
@@ -124,6 +134,7 @@ impl<'a, W: Write> Report<'a, W> {
             output,
             terminal,
             progress: None,
+            encoding_since: None,
             wrap: wraps.then(|| Markdown::new(false, columns())),
             started: None,
             held: Held::default(),
@@ -458,6 +469,20 @@ impl<W: Write> AnswerSink for Report<'_, W> {
         Ok(())
     }
 
+    fn encoding(&mut self, done: usize, total: usize) -> Result<(), OutputError> {
+        if self.form.format == OutputFormat::Jsonl {
+            self.event("encoding", json!({"done": done, "total": total}))?;
+        }
+        let since = *self.encoding_since.get_or_insert_with(Instant::now);
+        if done >= total {
+            self.encoding_since = None;
+            self.terminal.status("");
+        } else if since.elapsed() > ENCODING_NOTICEABLE {
+            self.terminal.status(&encoding_status(done, total));
+        }
+        Ok(())
+    }
+
     fn answer(&mut self, deltas: &[Delta], tokens: &[Token], _: usize) -> Result<(), OutputError> {
         self.clear_progress();
         if deltas.is_empty() && tokens.is_empty() {
@@ -542,8 +567,13 @@ pub fn endpoint_stats(outcome: &Outcome, endpoint: &ChatEndpoint) -> String {
 fn reuse_json(started: &Started, llm: &PreparedTexts) -> Value {
     let Started { reuse, difference, .. } = started;
     let difference = difference.as_ref().map(|difference| {
-        let Explanation { position, before, session, prompt } = difference.explain(llm.vocabulary());
-        json!({"position": position, "before": before, "session": session, "prompt": prompt})
+        let Explanation { position, before, session, prompt, image } = difference.explain(llm.vocabulary());
+        let mut object =
+            json!({"position": position, "before": before, "session": session, "prompt": prompt});
+        if let Some(image) = image {
+            object["image"] = image.clause(None).into();
+        }
+        object
     });
     json!({
         "cached_tokens": reuse.cached_tokens,
@@ -564,9 +594,10 @@ pub fn reuse(started: &Started, llm: &PreparedTexts) -> String {
         reason.name()
     );
     let Some(difference) = difference else { return line };
-    let Explanation { position, before, session, prompt } = difference.explain(llm.vocabulary());
+    let Explanation { position, before, session, prompt, image } = difference.explain(llm.vocabulary());
+    let image = image.map(|image| format!("; {}", image.clause(None))).unwrap_or_default();
     format!(
-        "{line}\ndifference   at token {position}: after \"{before}\" the session has \"{session}\", the prompt \"{prompt}\""
+        "{line}\ndifference   at token {position}: after \"{before}\" the session has \"{session}\", the prompt \"{prompt}\"{image}"
     )
 }
 
@@ -655,6 +686,10 @@ pub fn stats(outcome: &Outcome, started: Option<&Started>, llm: &PreparedTexts) 
         ),
     ];
     lines.extend(started.map(|started| reuse(started, llm)));
+    let images = usage.images;
+    if !images.is_zero() {
+        lines.push(format!("images       {} encoded, {} known", images.encoded, images.found));
+    }
     lines.extend([
         format!(
             "decode       {} tokens{}{}",

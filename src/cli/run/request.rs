@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::next_turn::Next;
+use super::next_turn::{Next, user_message};
 use super::{OutputFormat, PromptArgs, RunArgs};
 use crate::cli::error::CommandError;
 use crate::cli::model::load::{Loaded, PreparedTexts};
@@ -10,7 +10,7 @@ use crate::cli::terminal::Terminal;
 use crate::cli::think::{Think, Thinking};
 use llmctl_engine::ChatTokenizer;
 use llmctl_engine::turn::{AnswerStart, TextPrompt, ToolUse, TurnInput, TurnRequest};
-use llmctl_template::{Conversation, Message};
+use llmctl_template::{Content, Conversation, Message};
 
 /// A prompt as the model gets it.
 pub struct Rendered {
@@ -20,13 +20,25 @@ pub struct Rendered {
 
 /// Renders and encodes a prompt, followed by the beginning of the answer.
 pub fn rendered(texts: &PreparedTexts, input: &TurnInput, prefill: &str) -> Result<Rendered, CommandError> {
-    let prompt = match input {
-        TurnInput::Chat(conversation) => texts.chat_tokenizer().render(conversation, texts.now())?,
-        TurnInput::Text(TextPrompt::Text(text)) => text.clone(),
-        TurnInput::Text(_) => String::new(),
+    let tokenizer = texts.chat_tokenizer();
+    let text = |prompt: String| prompt + prefill;
+    let (text, tokens) = match input {
+        TurnInput::Chat(conversation) => {
+            let text = text(tokenizer.render(conversation, texts.now())?);
+            let tokens = tokenizer.encode_chat(&text, conversation)?;
+            (text, tokens)
+        }
+        TurnInput::Text(prompt) => {
+            let text = match prompt {
+                TextPrompt::Text(prompt) | TextPrompt::WithImages { text: prompt, .. } => {
+                    text(prompt.clone())
+                }
+                TextPrompt::Ids(_) | TextPrompt::Infill(_) => text(String::new()),
+            };
+            let tokens = tokenizer.encode(&text)?;
+            (text, tokens)
+        }
     };
-    let text = prompt + prefill;
-    let tokens = texts.chat_tokenizer().encode(&text)?;
     Ok(Rendered { text, tokens })
 }
 
@@ -48,8 +60,7 @@ pub fn turn_request(
         sampling: args.sampling.resolve_for(llm.info(), terminal),
         limits: args.limits.resolve(),
         logprobs: args.output.logprobs,
-        prompt_logprobs: None,
-        prediction: String::new(),
+        ..TurnRequest::default()
     })
 }
 
@@ -77,16 +88,19 @@ pub fn input(
 ) -> Result<TurnInput, CommandError> {
     let info = texts.info();
     let context = chat_context(texts, args, tools)?;
-    let Next { text, system } = next;
-    if args.prompt.raw {
-        return Ok(TurnInput::Text(TextPrompt::Text(text)));
-    }
-    if !info.has_chat_template && system.is_none() {
-        terminal.note(format!("{} has no chat template: the prompt is completed as plain text", info.name));
-        return Ok(TurnInput::Text(TextPrompt::Text(text)));
+    let Next { content, system, .. } = next;
+    if let Content::Text(text) = &content {
+        if args.prompt.raw {
+            return Ok(TurnInput::Text(TextPrompt::Text(text.clone())));
+        }
+        if !info.has_chat_template && system.is_none() {
+            terminal
+                .note(format!("{} has no chat template: the prompt is completed as plain text", info.name));
+            return Ok(TurnInput::Text(TextPrompt::Text(text.clone())));
+        }
     }
     let system = system.map(Message::system);
-    let messages = system.into_iter().chain([Message::user(text)]).collect();
+    let messages = system.into_iter().chain([user_message(content)]).collect();
     Ok(TurnInput::Chat(Conversation { messages, ..context }))
 }
 

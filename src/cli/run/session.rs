@@ -9,7 +9,7 @@ use super::endpoint;
 use super::next_turn::{RunTurn, SessionPlace, check_system, looked_at, messages, note_kept, with_chat};
 use super::report::Report;
 use super::request::{Rendered, chat_context, turn_request};
-use super::{RunAnswer, RunArgs, check, dry_run, flag_error, load_model};
+use super::{RunAnswer, RunArgs, check, dry_run, flag_error, load_model, texts_of};
 use crate::cli::endpoint::EndpointChoice;
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::model::load;
@@ -21,6 +21,7 @@ use llmctl_base::Error;
 use llmctl_engine::session::store::{SavedSession, SessionName};
 use llmctl_engine::turn::{SessionChat, ToolUse, TurnRequest};
 use llmctl_engine::{ChatTokenizer, EngineSessionName};
+use llmctl_image::ImageSet;
 use llmctl_template::{Conversation, TemplateError};
 
 /// Answers the next turn, or shows its prompt with `--dry-run`.
@@ -61,6 +62,7 @@ pub fn run_unsaved(turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
 
 fn answer_turn(place: Option<SessionPlace<'_>>, turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
     let llm = loaded(&turn)?;
+    turn.next.check_sight(&llm)?;
     let model = llm.texts().fingerprint().clone();
     with_chat(place, model, turn, |name, session_chat, turn| take_turn(&llm, name, session_chat, turn))
 }
@@ -101,18 +103,26 @@ fn take_turn(
     let context = chat_context(llm.texts(), args, &tools)?;
     let engine_name = name.map_or_else(|| EngineSessionName::scoped("run", "unsaved"), Into::into);
     llm.restore(&engine_name, session_chat.saved())?;
+    let mut images = next.images.clone();
+    rounds.sees = llm.vision().is_ok();
     let request = turn_request(llm, args, tools.clone(), terminal)?;
-    let begin = |session_chat: &SessionChat, added, tools: ToolUse| {
+    let begin = |session_chat: &SessionChat, added, tools: ToolUse, images: &ImageSet| {
         let messages = session_chat.followed_by(added).messages;
         let conversation = Conversation { messages, tools: tools.definitions.clone(), ..context.clone() };
-        session_chat.begin(llm.planner(), conversation, &TurnRequest { tools, ..request.clone() })
+        session_chat.begin(
+            llm.planner(),
+            conversation,
+            &TurnRequest { tools, images: images.clone(), ..request.clone() },
+        )
     };
-    let first = begin(session_chat, messages(session_chat.saved(), next), tools)?;
+    let first = begin(session_chat, messages(session_chat.saved(), next), tools, &images)?;
     let mut after = |asked, generated: &Generated, report: &mut Report<'_, _>, graceful: &Graceful| {
         let finished = session_chat.finish(asked, &generated.answer)?;
         note_kept(finished, &generated.answer, name, terminal);
-        let Some(results) = rounds.results(generated, report, graceful)? else { return Ok(None) };
-        Ok(Some(begin(session_chat, results, rounds.offered())?))
+        let Some(results) = rounds.results(generated, &mut images, report, graceful)? else {
+            return Ok(None);
+        };
+        Ok(Some(begin(session_chat, results, rounds.offered(), &images)?))
     };
     let answer = RunAnswer { llm, turn: &request, session: Some(&engine_name), args, terminal };
     let exit = answer.on_stdout(first, |asked| &asked.plan, &mut after);
@@ -131,12 +141,15 @@ fn take_turn(
 /// `--dry-run`: the whole conversation as the model would get it.
 fn preview(saved: Option<SavedSession>, turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
     let RunTurn { args, next, rounds, terminal } = turn;
-    let texts = load::load_texts(&args.model, args.engine.resolve(true), terminal)?;
+    let images = next.images.clone();
+    let has_images = |saved: &SavedSession| saved.messages().any(|message| message.images().next().is_some());
+    let is_text = images.is_empty() && !saved.as_ref().is_some_and(has_images);
+    let texts = texts_of(args, is_text, terminal)?;
     check_template(texts.chat_tokenizer(), args)?;
     let (session_chat, messages) = looked_at(saved, texts.fingerprint().clone(), next);
     let tools = rounds.tools()?;
     let conversation = Conversation { messages, ..chat_context(&texts, args, &tools)? };
-    let turn = session_chat.prompt(texts.chat_tokenizer(), conversation)?;
+    let turn = session_chat.prompt(texts.chat_tokenizer(), conversation, &images)?;
     let rendered = Rendered { text: turn.text(texts.chat_tokenizer()), tokens: turn.tokens().to_vec() };
     dry_run(texts.info(), &rendered, args.output.output.unwrap_or_default(), terminal)
 }

@@ -4,6 +4,7 @@
 //! answers whose calls are run is bounded.
 
 use std::io::Write;
+use std::sync::Arc;
 
 use super::RunArgs;
 use super::answer::{Generated, is_closed};
@@ -16,6 +17,7 @@ use crate::cli::terminal::question;
 use crate::cli::terminal::question::TypedAnswer;
 use crate::cli::terminal::signal::Graceful;
 use llmctl_engine::turn::{AnsweredCall, ToolUse};
+use llmctl_image::ImageSet;
 use llmctl_template::Message;
 
 /// The MCP servers of a run, and the answers whose calls they have run.
@@ -26,6 +28,8 @@ pub struct ToolRounds<'a> {
     num_rounds: u32,
     limit: u32,
     is_exhausted: bool,
+    /// The model reads images; filled in when it is loaded.
+    pub sees: bool,
     terminal: &'a Terminal,
 }
 
@@ -40,7 +44,7 @@ impl<'a> ToolRounds<'a> {
         toolbox.as_ref().map_or(Ok(()), |toolbox| toolbox.check_names(servers.as_ref()))?;
         let given = toolbox.map(|toolbox| toolbox.offer).unwrap_or_default();
         let limit = args.mcp.max_tool_rounds;
-        Ok(Self { servers, given, num_rounds: 0, limit, is_exhausted: false, terminal })
+        Ok(Self { servers, given, num_rounds: 0, limit, is_exhausted: false, sees: false, terminal })
     }
 
     /// Returns whether there are servers.
@@ -72,7 +76,7 @@ impl<'a> ToolRounds<'a> {
         tools
     }
 
-    /// Runs the calls of an answer, as far as the user agrees. Returns the messages with their results; `None` if the answer is
+    /// Runs the calls of an answer, as far as the user agrees, and adds the images of their results to `images`. Returns the messages with their results; `None` if the answer is
     /// the last.
     ///
     /// # Errors
@@ -80,6 +84,7 @@ impl<'a> ToolRounds<'a> {
     pub fn results<W: Write>(
         &mut self,
         generated: &Generated,
+        images: &mut ImageSet,
         report: &mut Report<'_, W>,
         graceful: &Graceful,
     ) -> Result<Option<Vec<Message>>, CommandError> {
@@ -93,7 +98,7 @@ impl<'a> ToolRounds<'a> {
             return Ok(None);
         }
         let mut ask = |question: &str| asked(question, graceful);
-        let mut desk = CallDesk { terminal: self.terminal, graceful, ask: &mut ask };
+        let mut desk = CallDesk { terminal: self.terminal, graceful, sees: self.sees, ask: &mut ask };
         let mut messages = Vec::new();
         for call in generated.answer.calls_to_run() {
             let result = servers.take(call, &mut desk)?;
@@ -101,7 +106,8 @@ impl<'a> ToolRounds<'a> {
             if is_closed || result.status == CallStatus::Stopped {
                 return Ok(None);
             }
-            messages.push(result_message(call, result.text));
+            result.images.iter().for_each(|(_, given)| images.insert(Arc::clone(&given.file)));
+            messages.push(result_message(call, result));
         }
         if graceful.received().is_some() {
             return Ok(None);

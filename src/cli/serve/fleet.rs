@@ -125,6 +125,7 @@ fn check_flags(args: &ServeArgs) -> Result<(), CommandError> {
         (model.chat_template.is_some(), "--chat-template"),
         (model.bos_id.is_some(), "--bos-id"),
         (!model.eos_id.is_empty(), "--eos-id"),
+        (model.images.mmproj.is_some(), "--mmproj"),
         (!model.remote.engine.is_empty(), "--engine"),
         (embedding.task.is_some(), "--task"),
         (embedding.pooling.is_some(), "--pooling"),

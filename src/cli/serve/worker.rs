@@ -40,35 +40,7 @@ pub struct WorkerArgs {
     pub engine: EngineArgs,
 }
 
-const LONG_HELP: &str = "\
-Examples:
-  echo '{\"prompt\": \"Once upon a time\", \"max_new_tokens\": 16}' | llmctl worker --model ./model.gguf
-
-Protocol:
-  The first line on stdout is {\"ready\": true, ...}, or an error. Then each line on stdin is a request, and the lines that \
-answer it carry its `id`: {\"token\": \"text\"} any number of times and {\"done\": true, ...} or {\"error\": \"message\"}.
-  What else can be asked (open, close, reset, fork, restore, inspect, sessions, cancel, ping, notices, flush, shutdown) \
-is in docs/worker-protocol.md, and docs/worker-protocol.schema.json describes every line.
-
-End:
-  The end of stdin, a reader of stdout that goes away, SIGTERM, SIGINT and {\"op\": \"shutdown\"} end it alike: requests \
-under way are cancelled, sessions are saved, and the exit code is 0. At the end of stdin, what was asked without an `id` is \
-answered first. A second signal ends at once.
-
-Exit codes:
-  0    stopped, in good order
-  1    runtime failure, also when the engine failed
-  2    usage
-  65   bad input: a damaged model
-  66   model not found
-  74   stdout cannot be written
-  75   not enough memory
-  78   bad configuration
-  130  interrupted before it was ready, or by a second signal
-  143  terminated before it was ready, or by a second signal
-
-Environment and files:
-  LLMCTL_<FLAG> sets any flag, e.g. LLMCTL_MODEL; `llmctl --help` lists the other variables and the files.";
+const LONG_HELP: &str = include_str!("worker_help.txt").trim_ascii_end();
 
 /// Runs the subcommand.
 pub fn run(args: WorkerArgs, terminal: &Terminal) -> Result<Exit, CommandError> {

@@ -16,8 +16,8 @@ use clap::Args;
 use super::capacity::CapacityArgs;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::flags::args::{
-    BosId, ByteSize, DEVICES, DTYPES, EngineArgs, FlagValue, INSTRUCTION_SETS, KV_TYPES, ModelArgs,
-    QUANTIZED, SPECULATIONS, TimeSpan, count,
+    BosId, ByteSize, DEVICES, DTYPES, EngineArgs, FlagValue, INSTRUCTION_SETS, ImageArgs, KV_TYPES,
+    ModelArgs, QUANTIZED, SPECULATIONS, TimeSpan, count,
 };
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::bytes;
@@ -306,6 +306,7 @@ impl Flags {
             chat_template,
             bos_id,
             eos_id,
+            images: ImageArgs { mmproj, no_mmproj, image_tokens },
             remote: _, // refused beside workers
             connects: _,
             fetch: _,   // this process has the files, and a worker downloads nothing
@@ -327,6 +328,11 @@ impl Flags {
         let bos_id = bos_id.map(|BosId(id)| id.map_or("none".to_owned(), |id| id.to_string()));
         self.text("--bos-id", bos_id);
         eos_id.iter().for_each(|id| self.text("--eos-id", Some(id)));
+        self.path("--mmproj", mmproj.as_deref());
+        if *no_mmproj {
+            self.0.push("--no-mmproj".into());
+        }
+        self.text("--image-tokens", *image_tokens);
     }
 
     fn engine(&mut self, engine: &EngineArgs) {
@@ -412,6 +418,8 @@ mod tests {
             "--chat-template=a b.jinja",
             "--bos-id=none",
             "--eos-id=3,5",
+            "--mmproj=a b.gguf",
+            "--image-tokens=64..128",
             "--no-warm-resume",
             "--kv-memory=3M",
             "--kv-disk=0",

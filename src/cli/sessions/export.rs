@@ -1,13 +1,16 @@
 //! `sessions export`: a conversation for other programs and for people, without what only llmctl needs.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::show::{message_json, message_text};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::terminal::report::{print, print_json};
-use llmctl_engine::session::store::{SavedSession, SessionName};
-use llmctl_template::{Message, Role};
+use llmctl_engine::session::store::{Blobs, SavedSession, SessionName};
+use llmctl_image::ImageHash;
+use llmctl_template::{ImageRef, Message, Role};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum ExportFormat {
@@ -18,18 +21,35 @@ pub enum ExportFormat {
     Json,
 }
 
-/// Writes the conversation to stdout.
+/// Writes the conversation to stdout, with the bytes of its images in JSON.
 ///
 /// # Errors
-/// Those of stdout.
+/// Those of stdout; an image that cannot be read.
 pub fn run(name: &SessionName, saved: &SavedSession, format: ExportFormat) -> Result<Exit, CommandError> {
     match format {
         ExportFormat::Markdown => print(&markdown(name, saved)),
         ExportFormat::Json => {
-            let messages: Vec<Value> = saved.messages().map(message_json).collect();
+            let mut messages: Vec<Value> = saved.messages().map(message_json).collect();
+            messages.iter_mut().try_for_each(|message| put_images(message, &saved.blobs))?;
             print_json(&json!({"model": saved.model.name, "messages": messages}))
         }
     }
+}
+
+/// Puts the bytes of images where the message names them.
+fn put_images(message: &mut Value, blobs: &Blobs) -> Result<(), CommandError> {
+    let parts = message.get_mut("content").and_then(Value::as_array_mut);
+    for part in parts.into_iter().flatten() {
+        let Some(image) = ImageRef::of(part) else { continue };
+        let lost =
+            |reason: String| CommandError::bad_data(format!("{} cannot be read: {reason}", image.tag()));
+        let hash =
+            ImageHash::from_hex(&image.sha256).ok_or_else(|| lost("its name is no SHA-256".to_owned()))?;
+        let bytes = STANDARD.encode(blobs.read(&hash).map_err(lost)?);
+        let url = format!("data:{};base64,{bytes}", image.media_type);
+        *part = json!({"type": "image_url", "image_url": {"url": url}});
+    }
+    Ok(())
 }
 
 fn markdown(name: &SessionName, saved: &SavedSession) -> String {

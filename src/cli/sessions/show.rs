@@ -7,7 +7,7 @@ use crate::cli::terminal::clock::local_time;
 use crate::cli::terminal::report::{columns, counted};
 use llmctl_engine::Finish;
 use llmctl_engine::session::store::{Listed, SavedSession, SavedTurn, SessionName};
-use llmctl_template::{Content, Message};
+use llmctl_template::{Content, ImageRef, Message};
 
 pub fn show(name: &SessionName, saved: &SavedSession) -> (String, Value) {
     let fork = saved.fork_of.as_ref();
@@ -68,11 +68,18 @@ pub fn message_text(message: &Message) -> String {
     let reasoning = message.reasoning.as_ref().map(|text| format!("(reasoning) {text}"));
     let content = match &message.content {
         Some(Content::Text(text)) => Some(text.clone()),
-        Some(Content::Parts(parts)) => Some(Value::Array(parts.clone()).to_string()),
+        Some(Content::Parts(parts)) => Some(parts.iter().map(part_text).collect::<Vec<_>>().join("\n")),
         None => None,
     };
     let calls = message.tool_calls.iter().map(|call| format!("(calls {}) {}", call.name, call.arguments));
     reasoning.into_iter().chain(content).chain(calls).collect::<Vec<_>>().join("\n")
+}
+
+/// Formats a part for people: a text unchanged, an image as a tag.
+fn part_text(part: &Value) -> String {
+    let text = || part.get("text").and_then(Value::as_str).map(str::to_owned);
+    let image = ImageRef::of(part).map(|image| image.tag());
+    image.or_else(text).unwrap_or_else(|| part.to_string())
 }
 
 fn turn_json(saved: &SavedTurn) -> Value {

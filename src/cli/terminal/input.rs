@@ -35,6 +35,15 @@ pub fn read_file(path: &Path) -> Result<String, CommandError> {
 /// # Errors
 /// `Io` if it cannot be read, `BadData` if it is not UTF-8 or longer than [`MAX_TEXT_BYTES`].
 pub fn read_all_stdin(terminal: &Terminal) -> Result<Option<String>, CommandError> {
+    let bytes = read_stdin_bytes(terminal)?;
+    if bytes.is_empty() { Ok(None) } else { text_of(bytes, "standard input").map(Some) }
+}
+
+/// Reads standard input to its end, at most one byte more than [`MAX_TEXT_BYTES`].
+///
+/// # Errors
+/// `Io` if it cannot be read.
+pub fn read_stdin_bytes(terminal: &Terminal) -> Result<Vec<u8>, CommandError> {
     let patience = say_when_waiting(terminal.clone());
     let mut stdin = io::stdin().lock().take(MAX_TEXT_BYTES + 1);
     let mut bytes = vec![0; 1 << 16];
@@ -50,10 +59,7 @@ pub fn read_all_stdin(terminal: &Terminal) -> Result<Option<String>, CommandErro
         stdin.read_to_end(&mut bytes)
     });
     rest.map_err(|error| CommandError::new(Kind::Io, error).context("reading standard input"))?;
-    if bytes.is_empty() {
-        return Ok(None);
-    }
-    text_of(bytes, "standard input").map(Some)
+    Ok(bytes)
 }
 
 /// Returns the offset of stdin in its file if it is not 0: another process reads the same file, as the shell does in a
@@ -88,7 +94,11 @@ fn say_when_waiting(terminal: Terminal) -> Sender<()> {
     sender
 }
 
-fn text_of(mut bytes: Vec<u8>, name: &str) -> Result<String, CommandError> {
+/// Returns the text of a file or of a stream.
+///
+/// # Errors
+/// `BadData` if it is not UTF-8 or longer than [`MAX_TEXT_BYTES`].
+pub fn text_of(mut bytes: Vec<u8>, name: &str) -> Result<String, CommandError> {
     if bytes.len() as u64 > MAX_TEXT_BYTES {
         return Err(CommandError::bad_data(format!(
             "{name}: more than {} MiB of text",

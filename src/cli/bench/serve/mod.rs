@@ -189,35 +189,7 @@ pub struct WorkloadArgs {
     pub seed: u64,
 }
 
-const LONG_HELP: &str = "\
-Examples:
-  llmctl bench serve --self --model ./model.gguf --concurrency 1,2,4 -p 256 -n 64
-  llmctl bench serve --endpoint http://127.0.0.1:8484 --rate 0.5,1,2 --duration 60s --slo ttft=500,tpot=100
-  llmctl bench serve --endpoint http://127.0.0.1:8000 --trace azure.csv --speed 4 -p 1024 -n 128 --requests 200
-  llmctl bench serve --self --model ./model.gguf --concurrency 4 --turns 5 --think-time 2s --save turns.json
-
-Figures:
-  ttft   time to the first token, from when the request was due: in an open loop a client that is late hides nothing
-  itl    time from one part of the stream to the next; `per part` says how many tokens a part has
-  tpot   time per output token, (end - first token) / (tokens - 1), of each request
-  e2e    time to the end of the answer
-  Percentiles come from HDR histograms with three significant digits. Rates count answered requests only, from the first \
-request to the last answer.
-
-Method:
-  Two uncounted requests find out how many tokens the server makes of a word. Prompts are random words that never repeat within a run (a later run on the same server wants another --seed), \
-except for the blocks that a Mooncake trace names; `cached` is what the server reports all the same.
-  Where the server does not count tokens, each part of the stream counts as one, with a warning.
-
-Exit codes:
-  0    success; failed requests are counted by kind, not fatal
-  1    the server answers with errors only
-  2    usage
-  65   a damaged trace
-  66   trace not found
-  69   server unreachable
-  77   the server wants another API key
-  130  interrupted; what was measured is printed and saved";
+const LONG_HELP: &str = include_str!("long_help.txt").trim_ascii_end();
 
 fn positive(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;

@@ -3,17 +3,21 @@
 use std::fs::OpenOptions;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use super::{Done, told};
+use super::{Done, count, told};
 use crate::cli::chat::command::EXPORT_FORMATS;
+use crate::cli::chat::counted;
 use crate::cli::chat::session::Chat;
 use crate::cli::chat::state::Effect;
 use crate::cli::chat::state::{Attachment, text};
-use crate::cli::chat::{counted, typed_path};
 use crate::cli::error::{CommandError, Kind};
+use crate::cli::images::GivenImage;
+use crate::cli::model::load::Loaded;
+use crate::cli::places::typed_path;
 use crate::cli::sessions as shared;
 use crate::cli::terminal::input::read_file;
 use llmctl_base::private_files::private_file;
@@ -37,6 +41,45 @@ pub fn file(chat: &mut Chat<'_>, argument: &str) -> Done {
     chat.ui.terminal.report(&format!("{name} ({size}) goes with the next message"));
     chat.state.attached.push(Attachment { name, text });
     Ok(Effect::Prompt)
+}
+
+/// `/image [PATH|drop [N]]`: without an argument, lists what goes with the next message.
+pub fn image(chat: &mut Chat<'_>, argument: &str) -> Done {
+    if let Some(number) =
+        argument.strip_prefix("drop").filter(|rest| rest.is_empty() || rest.starts_with(' '))
+    {
+        return drop_image(chat, number.trim());
+    }
+    if !argument.is_empty() {
+        return attach(chat, &typed_path(argument));
+    }
+    let vision = chat.model.here().map(Loaded::vision).transpose()?;
+    let tags = chat.state.images.iter().enumerate().map(|(at, given)| given.tag(at + 1, vision));
+    let tags = tags.collect::<Result<Vec<_>, _>>()?;
+    told(
+        chat,
+        if tags.is_empty() { "no image goes with the next message".to_owned() } else { tags.join("\n") },
+    )
+}
+
+/// Lets an image go with the next message.
+pub fn attach(chat: &mut Chat<'_>, path: &Path) -> Done {
+    let vision = chat.model.here().map(Loaded::vision).transpose()?;
+    let given = GivenImage::open(path)?;
+    let tag = given.tag(chat.state.images.len() + 1, vision)?;
+    chat.state.files.insert(Arc::clone(&given.file));
+    chat.state.images.push(given);
+    told(chat, format!("{tag} goes with the next message"))
+}
+
+fn drop_image(chat: &mut Chat<'_>, number: &str) -> Done {
+    let last = chat.state.images.len();
+    let number = count("image drop", number, last)?;
+    if number == 0 || number > last {
+        return Err(CommandError::usage(format!("/image drop: there are {}", counted(last, "image"))));
+    }
+    let given = chat.state.images.remove(number - 1);
+    told(chat, format!("{} stays out", given.image.name.as_deref().unwrap_or("the image")))
 }
 
 pub fn export(chat: &mut Chat<'_>, argument: &str) -> Done {
@@ -103,10 +146,12 @@ pub fn copy(chat: &mut Chat<'_>, argument: &str) -> Done {
     else {
         return Err(CommandError::usage("there is no answer yet"));
     };
+    let answer = text(answer);
     let wanted = match argument {
-        "" => text(answer),
-        "code" => last_code(text(answer))
-            .ok_or_else(|| CommandError::usage("the last answer has no block of code"))?,
+        "" => &*answer,
+        "code" => {
+            last_code(&answer).ok_or_else(|| CommandError::usage("the last answer has no block of code"))?
+        }
         other => return Err(CommandError::usage(format!("/copy: unknown argument {other:?} (code)"))),
     };
     to_clipboard(wanted)?;

@@ -10,6 +10,7 @@ use super::command::{self, ArgumentKind, ChatCommand, CommandId};
 use super::session::Chat;
 use super::state::Effect;
 use crate::cli::error::{CommandError, Exit};
+pub use files::attach;
 
 /// The result of an action.
 type Done = Result<Effect, CommandError>;
@@ -44,6 +45,7 @@ pub fn run(chat: &mut Chat<'_>, command: &ChatCommand, argument: &str) -> Done {
         CommandId::Branches => session::branches(chat),
         CommandId::GoOn => turns::go_on(chat),
         CommandId::File => files::file(chat, argument),
+        CommandId::Image => files::image(chat, argument),
         CommandId::Think => settings::think(chat, argument),
         CommandId::Context => show::context(chat),
         CommandId::Stats => show::stats(chat),

@@ -115,7 +115,11 @@ pub fn save(chat: &mut Chat<'_>, argument: &str) -> Done {
             let turns = chat.state.turns().to_vec();
             let model = chat.model.fingerprint();
             let mut writer = chat.store()?.create(&new, &model)?;
-            turns.iter().try_for_each(|saved| writer.append(&saved.model, &saved.turn))?;
+            let blobs = &chat.state.session_chat.saved().blobs;
+            turns.iter().try_for_each(|saved| {
+                writer.take_blobs(blobs);
+                writer.append(&saved.model, &saved.turn)
+            })?;
             chat.model.close_session(&chat.state.engine_name());
             let is_fresh = turns.is_empty();
             chat.state.keeping = SavePlace::Saved { name: new.clone(), is_automatic: false, is_fresh };

@@ -3,15 +3,16 @@
 use serde_json::Value;
 
 use super::{Done, told};
+use crate::cli::chat::counted;
 use crate::cli::chat::model::NextModel;
 use crate::cli::chat::session::Chat;
 use crate::cli::chat::settings::spelled;
 use crate::cli::chat::state::AnswerRequest;
 use crate::cli::chat::state::Effect;
-use crate::cli::chat::{counted, typed_path};
 use crate::cli::declared_tools::Toolbox;
 use crate::cli::endpoint::EndpointChoice;
 use crate::cli::error::CommandError;
+use crate::cli::places::typed_path;
 use crate::cli::terminal::input::read_file;
 use llmctl_engine::GrammarSource;
 use llmctl_template::Message;

@@ -185,7 +185,7 @@ fn explained(started: &Started, vocabulary: &dyn Vocabulary) -> String {
         reuse.reason.name(),
     );
     if let Some(difference) = difference {
-        let Explanation { before, session, prompt, .. } = difference.explain(vocabulary);
+        let Explanation { before, session, prompt, image, .. } = difference.explain(vocabulary);
         let side =
             |text: &str| if text.is_empty() { "(ends here)".to_owned() } else { format!("\"{text}\"") };
         text.push_str(&format!(
@@ -193,6 +193,7 @@ fn explained(started: &Started, vocabulary: &dyn Vocabulary) -> String {
             side(&session),
             side(&prompt)
         ));
+        image.iter().for_each(|image| text.push_str(&format!("\n  {}", image.clause(None))));
     }
     text
 }

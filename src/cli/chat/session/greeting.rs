@@ -11,7 +11,8 @@ use crate::cli::error::CommandError;
 use crate::cli::mcp::ToolServers;
 use crate::cli::model::load::Loaded;
 use llmctl_base::Error;
-use llmctl_engine::{Event, Limits, Overflow, Request, ReuseReason, Started};
+use llmctl_engine::turn::saved_images;
+use llmctl_engine::{Event, Limits, Overflow, PromptImage, Request, ReuseReason, Started};
 
 impl Chat<'_> {
     /// Brings the session's KV back before the first message: the conversation is asked for as a prompt, outside of its
@@ -33,7 +34,9 @@ impl Chat<'_> {
             return Ok(Some(said));
         }
         let start = Instant::now();
-        let mut started = match look_for(llm, tokens) {
+        let images = saved_images(llm.texts().chat_tokenizer(), saved);
+        let found = images.map_err(Into::into).and_then(|images| look_for(llm, tokens, images));
+        let mut started = match found {
             Ok(started) => started,
             // The first message will say it, if it is still so.
             Err(error) => return Ok(Some(format!("not resumed: {error}"))),
@@ -99,9 +102,9 @@ impl Chat<'_> {
 }
 
 /// Asks the engine how many of these tokens it can reuse.
-fn look_for(llm: &Loaded, prompt: Vec<u32>) -> Result<Started, CommandError> {
+fn look_for(llm: &Loaded, prompt: Vec<u32>, images: Vec<PromptImage>) -> Result<Started, CommandError> {
     let limits = Limits { max_tokens: Some(1), overflow: Overflow::Clamp, ..Limits::default() };
-    let mut events = llm.engine().submit(Request { prompt, limits, ..Request::default() })?;
+    let mut events = llm.engine().submit(Request { prompt, images, limits, ..Request::default() })?;
     let mut found = None;
     while let Some(event) = events.next() {
         match event {

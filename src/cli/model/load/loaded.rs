@@ -3,13 +3,16 @@
 use std::cell::OnceCell;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::cli::error::CommandError;
 use crate::cli::terminal::Terminal;
+use crate::cli::terminal::output::visible;
 use llmctl_base::{Error, GivenSampling};
 use llmctl_engine::session::store::{ModelFingerprint, SavedSession};
 use llmctl_engine::turn::Planner;
 use llmctl_engine::{ChatTokenizer, EngineClient, EngineSessionName, GrammarCompiler};
 use llmctl_hub::{ModelSource, Resolved};
 use llmctl_models::hints::Frontend;
+use llmctl_models::images::VisionSpec;
 use llmctl_models::load;
 use llmctl_models::load::{ModelTexts, model_facts};
 use llmctl_models::text::Vocabulary;
@@ -31,6 +34,8 @@ pub struct ModelInfo {
     /// The file that `defaults` were read from, e.g. `generation_config.json`.
     pub defaults_source: String,
     pub has_chat_template: bool,
+    /// It reads images, as far as its files are read.
+    pub sees: bool,
     /// `--speculate` asks for drafts, and the model cannot drop rows.
     pub refuses_drafts: bool,
     pub load_time: Duration,
@@ -43,6 +48,8 @@ pub struct PreparedTexts {
     fingerprint: ModelFingerprint,
     /// The model's files; `None` for a scripted model.
     source: Option<ModelSource>,
+    /// What to do if it is asked to read images and cannot.
+    pub(super) why_blind: &'static str,
     /// One clock per run, so that every row of a batch sees the same date.
     now: OnceCell<DateTime>,
 }
@@ -69,7 +76,8 @@ impl PreparedTexts {
         let (name, reference) = (resolved.name.clone(), resolved.reference());
         let fingerprint = ModelFingerprint { name, fingerprint, reference };
         let source = Some(resolved.source.clone());
-        Self { info, chat_tokenizer, fingerprint, source, now: OnceCell::new() }
+        let why_blind = why_blind(resolved);
+        Self { info, chat_tokenizer, fingerprint, source, why_blind, now: OnceCell::new() }
     }
 
     pub fn info(&self) -> &ModelInfo {
@@ -111,6 +119,17 @@ impl PreparedTexts {
     }
 }
 
+/// Advice for a model that reads text alone.
+fn why_blind(resolved: &Resolved) -> &'static str {
+    match (&resolved.source, &resolved.mmproj) {
+        (ModelSource::Gguf(_), None) => {
+            "a GGUF model reads images with its mmproj file, and there is none: name it with --mmproj FILE, or \
+             download it with `llmctl pull`"
+        }
+        _ => "`llmctl models show REF` says whether a model reads images",
+    }
+}
+
 /// A loaded model and its engine.
 pub struct Loaded {
     pub(super) texts: PreparedTexts,
@@ -129,6 +148,17 @@ impl Loaded {
 
     pub fn engine(&self) -> &EngineClient {
         &self.engine
+    }
+
+    /// Returns what the model knows of images.
+    ///
+    /// # Errors
+    /// That it reads text alone, and what to do.
+    pub fn vision(&self) -> Result<&VisionSpec, CommandError> {
+        self.engine.spec().vision.as_deref().ok_or_else(|| {
+            let name = visible(&self.texts.info.name);
+            CommandError::usage(format!("{name} reads text alone, no images")).hint(self.texts.why_blind)
+        })
     }
 
     /// Compiles grammars for this model's answers.
@@ -191,8 +221,14 @@ mod scripted {
             let fingerprint =
                 ModelFingerprint { name: script.name.clone(), fingerprint: "0".repeat(16), reference: None };
             let compiler = spec.grammar_compiler(chat_tokenizer.tokenizer().clone());
-            let texts =
-                PreparedTexts { info, chat_tokenizer, fingerprint, source: None, now: OnceCell::new() };
+            let texts = PreparedTexts {
+                info,
+                chat_tokenizer,
+                fingerprint,
+                source: None,
+                why_blind: "",
+                now: OnceCell::new(),
+            };
             Self { texts, engine: EngineClient::new(script.engine()), compiler }
         }
     }

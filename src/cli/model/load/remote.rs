@@ -63,6 +63,7 @@ pub fn joined(mut texts: PreparedTexts, engine: EngineClient) -> Loaded {
 pub fn set_limits(texts: &mut PreparedTexts, engine: &EngineClient) {
     let (context_tokens, vocab_size) = (engine.spec().context_length(), engine.spec().vocab_size());
     texts.chat_tokenizer.set_context_tokens(context_tokens);
+    texts.chat_tokenizer.set_vision(&engine.spec().model.architecture, engine.spec().vision.as_ref());
     texts.info.context_tokens = context_tokens;
     texts.info.vocab_size = vocab_size;
 }
@@ -160,6 +161,8 @@ fn check(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<
         (args.quantize.is_some(), "--quantize"),
         (args.kv_type.is_some(), "--kv-type"),
         (args.draft_model.is_some(), "--draft-model"),
+        (args.images.mmproj.is_some(), "--mmproj"),
+        (args.images.image_tokens.is_some(), "--image-tokens"),
         (!asked.warm_resume, "--no-warm-resume"),
     ];
     if let Some((_, flag)) = changing.iter().find(|(is_given, _)| *is_given) {
