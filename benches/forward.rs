@@ -10,7 +10,7 @@ use std::time::Instant;
 use llmctl_hub::{ModelSource, Resolved};
 use llmctl_models::kv::{NO_PAGE, PAGE_TOKENS, PagePool, PageRef, PageTable};
 use llmctl_models::load;
-use llmctl_models::load::{CpuOptions, Device, KvType, LoadOptions, PredictionUse};
+use llmctl_models::load::{CpuOptions, Device, ImageUse, KvType, LoadOptions, PredictionUse};
 use llmctl_models::model::{Batch, Model, Row};
 
 /// Rows of a step of a prompt.
@@ -63,7 +63,7 @@ fn feed(model: &mut dyn Model, table: &mut PageTable, count: usize) -> f64 {
     };
     let rows: Vec<Row> = (0..count).map(row).collect();
     let began = Instant::now();
-    let logits = model.forward(&Batch { rows: &rows, tables: &[table] }).expect("forward");
+    let logits = model.forward(&Batch::new(&rows, &[table])).expect("forward");
     model.reuse(logits);
     began.elapsed().as_secs_f64()
 }
@@ -102,6 +102,7 @@ fn main() {
         available_memory: None,
         packed: None,
         prediction: PredictionUse::Never,
+        images: ImageUse::default(),
     };
     let source = ModelSource::Gguf(model.clone().into());
     let resolved = Resolved::new(model.clone(), source);

@@ -246,6 +246,7 @@ fn load_plain(path: &str, options: &Options, script_len: usize) -> LoadedModel {
     let is_folder = std::path::Path::new(path).is_dir();
     let source = if is_folder { ModelSource::Folder } else { ModelSource::Gguf };
     let load_options = LoadOptions {
+        images: load::ImageUse::default(),
         device: Device::Cpu(CpuOptions::new(options.threads)),
         dtype: None,
         quantize: is_folder.then_some(Dtype::Q4_0),

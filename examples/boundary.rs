@@ -79,6 +79,7 @@ fn here(options: &Options) -> Result<EngineClient, Failure> {
     let source = if path.is_dir() { ModelSource::Folder(path) } else { ModelSource::Gguf(path) };
     let resolved = Resolved::new(options.model.display().to_string(), source);
     let load_options = LoadOptions {
+        images: load::ImageUse::default(),
         device: Device::Cpu(CpuOptions::new(options.threads)),
         dtype: None,
         quantize: None,
@@ -138,6 +139,7 @@ fn measure(engine: &EngineClient, options: &Options, round: usize) -> Result<f64
             Event::Failed(error) => return Err(error.into()),
             Event::Queued { .. }
             | Event::Started(_)
+            | Event::Encoding { .. }
             | Event::Prefill { .. }
             | Event::Prompt { .. }
             | Event::Done(_) => {}

@@ -88,6 +88,7 @@ impl Bench {
         let source = ModelSource::Gguf(Path::new(&options.model).into());
         let resolved = Resolved::new(options.model.clone(), source);
         let load_options = LoadOptions {
+            images: load::ImageUse::default(),
             device: Device::Cpu(options.cpu),
             dtype: None,
             quantize: None,
@@ -133,7 +134,11 @@ impl Bench {
                 Event::Text { tokens, .. } => generated.extend(tokens.iter().map(|token| token.id)),
                 Event::Done(outcome) => return Ok((outcome, generated)),
                 Event::Failed(error) => return Err(error.into()),
-                Event::Queued { .. } | Event::Started(_) | Event::Prefill { .. } | Event::Prompt { .. } => {}
+                Event::Queued { .. }
+                | Event::Started(_)
+                | Event::Encoding { .. }
+                | Event::Prefill { .. }
+                | Event::Prompt { .. } => {}
             }
         }
         Err("the engine went away".into())

@@ -18,13 +18,14 @@ use std::path::Path;
 const CRATES: &[(&str, &str, &[&str])] = &[
     ("base", "src/base/", &["template"]), // an error of a template is an error of a request
     ("kernel", "src/runtime/kernel/", &[]),
-    ("models", "src/runtime/models/", &["base", "hub", "kernel", "template"]), // template: hints change a conversation
-    ("engine", "src/runtime/", &["base", "models", "template"]),
+    ("image", "src/image/", &[]),
+    ("models", "src/runtime/models/", &["base", "hub", "image", "kernel", "template"]), // template: hints change a conversation
+    ("engine", "src/runtime/", &["base", "image", "models", "template"]),
     ("hub", "src/hub/", &["base"]),
     ("bench", "src/bench/", &["base", "engine", "kernel", "models"]),
-    ("serve", "src/serve/", &["base", "engine", "models", "template"]),
+    ("serve", "src/serve/", &["base", "engine", "image", "models", "template"]),
     ("template", "src/template/", &[]),
-    ("llmctl", "src/", &["base", "bench", "engine", "hub", "kernel", "models", "serve", "template"]),
+    ("llmctl", "src/", &["base", "bench", "engine", "hub", "image", "kernel", "models", "serve", "template"]),
 ];
 
 /// Inside the engine: each group may import from those after it, and its members not from each other.
@@ -37,16 +38,26 @@ const ENGINE_LAYERS: &[&[&str]] = &[
     &["session"],
     &["step"],
     &["sequence"],
-    &["chat_tokenizer", "spec"],
+    &["chat_tokenizer"],
+    &["images"],
     &["sample"],
     &["request"],
+    &["spec"],              // a request is checked against the limits of its engine
     &["grammar", "infill"], // a request carries its grammar, which is made from a tokenizer
     &["repetition"],
 ];
 
 /// Inside models.
-const MODELS_LAYERS: &[&[&str]] =
-    &[&["load"], &["model"], &["kv", "text"], &["backend"], &["memory", "panels"], &["tensor"], &["hints"]];
+const MODELS_LAYERS: &[&[&str]] = &[
+    &["load"],
+    &["vision"],
+    &["model"],
+    &["kv", "text"],
+    &["backend"],
+    &["memory", "panels"],
+    &["tensor"],
+    &["hints", "images"],
+];
 
 /// Inside base.
 const BASE_LAYERS: &[&[&str]] =
@@ -62,6 +73,7 @@ const CLI_LAYERS: &[&[&str]] = &[
     &["bench", "doctor", "endpoint", "mcp", "template_cmd"],
     &["model"],
     &["config", "man", "sessions", "think"],
+    &["images"],
     &["terminal"],
     &["flags", "places"],
     &["error", "script"],
@@ -102,7 +114,7 @@ const TEMPLATE_LAYERS: &[&[&str]] = &[
     &["reasoning"],
     &["tool_call"],
     &["accommodate", "jinja", "prompt"],
-    &["arrange", "environment"],
+    &["arrange", "environment", "images"],
     &["link", "variables"],
     &["python"],
     &["source"],
@@ -120,8 +132,10 @@ const LEAVES: &[&str] = &[
 ];
 
 /// Leaves that may still use plain data.
-const DATA_LEAVES: &[(&str, &[&str])] =
-    &[("engine::engine::schedule", &["engine::request"]), ("engine::session::prefill", &["engine::request"])];
+const DATA_LEAVES: &[(&str, &[&str])] = &[
+    ("engine::engine::schedule", &["engine::request"]),
+    ("engine::session::prefill", &["engine::request", "models::kv::Tokens"]),
+];
 
 /// Outside of these nothing is printed and no variable, argument or terminal is read.
 const LOUD: [&str; 2] = ["cli", "main"];
@@ -176,9 +190,18 @@ impl Source {
         }
     }
 
-    /// The text without comments, literals and test modules.
+    /// The text without comments, literals and test modules; nothing for a file of unit tests.
     fn code(&self) -> String {
+        if self.is_tests() {
+            return String::new();
+        }
         without_test_modules(&without_comments_and_literals(&self.text))
+    }
+
+    /// True for files that are unit tests as a whole: `tests.rs`, `*_tests.rs` and those in a folder `tests`.
+    fn is_tests(&self) -> bool {
+        let path = &self.path;
+        path.ends_with("/tests.rs") || path.ends_with("_tests.rs") || path.contains("/tests/")
     }
 }
 

@@ -99,8 +99,7 @@ fn worst(model: &mut dyn Model, golden: &Golden) -> f32 {
     let mut worst = 0f32;
     for step in 0..golden.drafted.len() - 1 {
         let rows = [Row::known(golden.drafted[step], table.len() - 1, 0, true)];
-        let logits =
-            model.predict(&Batch { rows: &rows, tables: &[&table] }, &hidden).expect("logits").values;
+        let logits = model.predict(&Batch::new(&rows, &[&table]), &hidden).expect("logits").values;
         hidden = golden.hidden[step * width..(step + 1) * width].to_vec();
         worst = worst
             .max(largest_difference(&logits, &golden.logits[step * 384..(step + 1) * 384]))

@@ -171,7 +171,7 @@ fn feed_together(model: &mut dyn Model, prompts: &[&GoldenPrompt]) -> Vec<Vec<f3
             break;
         }
         let tables: Vec<&PageTable> = tables.iter().collect();
-        let logits = model.forward(&Batch { rows: &rows, tables: &tables }).unwrap();
+        let logits = model.forward(&Batch::new(&rows, &tables)).unwrap();
         for (index, row) in rows.iter().enumerate() {
             all[row.sequence].extend_from_slice(logits.row(index));
         }
@@ -353,8 +353,13 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
 
     /// Two steps over sequences in scattered pages: prompts of unequal length, then single rows beside a new prompt.
     fn attention(&mut self) {
-        let span =
-            |rows, start, pages: &[u32]| RowSpan { rows, start, num_drafted: 0, pages: pages.to_vec() };
+        let span = |rows, start, pages: &[u32]| RowSpan {
+            rows,
+            start,
+            num_drafted: 0,
+            pages: pages.to_vec(),
+            seen_besides: Vec::new(),
+        };
         let steps = [
             vec![span(0..40, 0, &[5, 2]), span(40..47, 0, &[0]), span(47..113, 0, &[9, 10, 11])],
             vec![
@@ -381,7 +386,14 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
                     self.backend.store_kv(&mut kv, 1, &k, &v, spans).unwrap();
                     let rule = ScoreRule { scale: 0.5, softcap };
                     let sinks = window.map(|_| self.vector(num_heads));
-                    let spec = AttentionSpec { store: 1, num_heads, rule, window, sinks: sinks.as_ref() };
+                    let spec = AttentionSpec {
+                        store: 1,
+                        num_heads,
+                        rule,
+                        window,
+                        is_two_way: false,
+                        sinks: sinks.as_ref(),
+                    };
                     let mut out = self.backend.buffer();
                     self.backend.attend(&kv, &spec, &q, spans, &mut out).unwrap();
                     let name = kv_type.name();

@@ -116,7 +116,7 @@ fn last_logits(model: &mut dyn Model, tokens: &[u32], chunk: usize) -> Vec<f32> 
             let rows: Vec<Row> =
                 rows(&tokens[index..tokens.len().min(index + chunk)], index, 0, tokens.len());
             assert_eq!(rows[0].token, token);
-            values = model.forward(&Batch { rows: &rows, tables: &[&table] }).expect("forward").values;
+            values = model.forward(&Batch::new(&rows, &[&table])).expect("forward").values;
         }
     }
     values
@@ -146,7 +146,7 @@ fn sequences_side_by_side_do_not_bleed() {
                 batch.extend(rows(&prompt[start..start + 14], start, sequence, 70));
             }
             let tables = [&tables[0], &tables[1]];
-            together = model.forward(&Batch { rows: &batch, tables: &tables }).expect("forward").values;
+            together = model.forward(&Batch::new(&batch, &tables)).expect("forward").values;
         }
         assert_eq!(bits(&together), bits(&alone.concat()), "{family}");
     }
@@ -164,15 +164,15 @@ fn a_sequence_in_used_pages_begins_anew_and_a_lost_state_is_an_error() {
         let mut table = PageTable::new(&pool);
         table.extend(20).expect("room");
         let batch = rows(&first, 0, 0, 20);
-        answers.push(model.forward(&Batch { rows: &batch, tables: &[&table] }).expect("forward").values);
+        answers.push(model.forward(&Batch::new(&batch, &[&table])).expect("forward").values);
     }
     assert_eq!(bits(&answers[0]), bits(&answers[1]));
     let mut table = PageTable::new(&pool);
     table.extend(31).expect("room");
-    let lost = model.forward(&Batch { rows: &rows(&[1], 30, 0, 31), tables: &[&table] });
+    let lost = model.forward(&Batch::new(&rows(&[1], 30, 0, 31), &[&table]));
     assert!(matches!(lost, Err(Error::Backend(_))), "{lost:?}");
     model.free_page(PageRef { group: 0, page: 0 });
-    let lost = model.forward(&Batch { rows: &rows(&[1], 20, 0, 21), tables: &[&table] });
+    let lost = model.forward(&Batch::new(&rows(&[1], 20, 0, 21), &[&table]));
     assert!(matches!(lost, Err(Error::Backend(_))), "{lost:?}");
 }
 

@@ -8,6 +8,7 @@ mod bench;
 mod bench_serve;
 mod first_minutes;
 mod frame;
+mod images;
 mod launch;
 mod prompt;
 mod run;

@@ -112,7 +112,10 @@ impl Chat {
     /// A whole turn. The client gets `answer`, and sends `returned` back from then on.
     fn turn(&mut self, added: Vec<Message>, text: &str, answer: Message, returned: Message) -> Counted {
         self.client.messages.extend(added);
-        let turn = self.session_chat.prompt(&self.chat_tokenizer, self.client.clone()).expect("a prompt");
+        let turn = self
+            .session_chat
+            .prompt(&self.chat_tokenizer, self.client.clone(), &llmctl_image::ImageSet::default())
+            .expect("a prompt");
         self.lines.lock().expect("free").extend(self.letters(text));
         let (events, resident) = self.ask(&turn);
         let (started, outcome, generated, heard) = sorted(events);
@@ -170,7 +173,7 @@ fn sorted(events: Vec<Event>) -> (Started, Outcome, Vec<u32>, String) {
                 generated.extend(tokens.iter().map(|token| token.id));
             }
             Event::Done(event) => outcome = Some(event),
-            Event::Queued { .. } | Event::Prefill { .. } | Event::Prompt { .. } => {}
+            Event::Queued { .. } | Event::Encoding { .. } | Event::Prefill { .. } | Event::Prompt { .. } => {}
             Event::Failed(error) => panic!("{error}"),
         }
     }
@@ -204,8 +207,11 @@ fn every_turn_of_a_plain_conversation_computes_only_what_is_new() {
             held = usage.prompt_tokens + usage.completion_tokens;
         }
         assert_eq!(computed, held, "{template}: every token is computed once");
-        let next =
-            chat.session_chat.prompt(&chat.chat_tokenizer, chat.session_chat.followed_by(vec![user("more")]));
+        let next = chat.session_chat.prompt(
+            &chat.chat_tokenizer,
+            chat.session_chat.followed_by(vec![user("more")]),
+            &llmctl_image::ImageSet::default(),
+        );
         assert_eq!(next.expect("a prompt").num_spliced(), 4, "{template}");
     }
 }
@@ -298,7 +304,13 @@ fn answer(text: &str, finish: Finish, chat_tokenizer: &ChatTokenizer) -> Recorde
 }
 
 fn prompt(session_chat: &SessionChat, chat_tokenizer: &ChatTokenizer, question: &str) -> PromptedTurn {
-    session_chat.prompt(chat_tokenizer, session_chat.followed_by(vec![user(question)])).expect("a prompt")
+    session_chat
+        .prompt(
+            chat_tokenizer,
+            session_chat.followed_by(vec![user(question)]),
+            &llmctl_image::ImageSet::default(),
+        )
+        .expect("a prompt")
 }
 
 fn take_turn(session_chat: &mut SessionChat, chat_tokenizer: &ChatTokenizer, question: &str, text: &str) {
@@ -437,7 +449,8 @@ fn turns_that_a_client_edits_are_replaced_when_the_new_one_is_finished() {
     }
     let kept = [user("one?"), Message::assistant("uno"), user("deux?")];
     let edited = Conversation { messages: kept.to_vec(), ..Conversation::default() };
-    let turn = session_chat.prompt(&chat_tokenizer, edited).expect("a prompt");
+    let turn =
+        session_chat.prompt(&chat_tokenizer, edited, &llmctl_image::ImageSet::default()).expect("a prompt");
     assert_eq!(turn.num_kept_turns(), 1);
     assert_eq!(
         store.read(&name).expect("readable").turns.len(),

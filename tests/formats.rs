@@ -242,7 +242,9 @@ fn ids_orders_and_arguments_of_any_client_fit_every_published_template() {
         let rendered = |messages: Vec<Message>, tools: &[Value]| {
             let conversation = Conversation { messages, tools: tools.to_vec(), ..Conversation::default() };
             let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
-            template.render(&accommodation.apply(&conversation), &options).map_err(|error| error.to_string())
+            template
+                .render(&accommodation.apply(&conversation, None), &options)
+                .map_err(|error| error.to_string())
         };
         let round = |ids: [&str; 2], order: [usize; 2], arguments: Value| {
             let call = |(id, arguments): (&str, Value)| ToolCall {

@@ -151,6 +151,7 @@ fn quantisations_by_tag_file_and_preference() {
         ("hf:o/m-GGUF@main:m-Q8_0.gguf", "o/m-GGUF:Q8_0", "m-Q8_0.gguf"),
     ] {
         assert_eq!(home.found(text), (name.to_owned(), gguf(dir.join(file))), "{text}");
+        assert_eq!(home.resolve(text).expect("found").mmproj, Some(dir.join("mmproj-F16.gguf")), "{text}");
     }
     let notices = home.resolve("o/m-GGUF").expect("found").notices;
     let [notice] = &notices[..] else { panic!("{notices:?}") };
@@ -418,7 +419,9 @@ fn a_model_of_ollama_is_opened_by_its_name() {
     let notices: Vec<String> = found.notices.iter().map(ToString::to_string).collect();
     assert_eq!(notices, ["of ollama:llama3.2:1b only the weights are used, not ollama's template, params"]);
     assert!(home.resolve("ollama:llama3.2").expect("found").notices.is_empty());
-    assert_eq!(home.found("ollama:hf.co/org/repo:Q8_0").1, gguf(other[0].clone()));
+    let seeing = home.resolve("ollama:hf.co/org/repo:Q8_0").expect("found");
+    assert_eq!((seeing.source, seeing.mmproj), (gguf(other[0].clone()), Some(other[1].clone())));
+    assert!(seeing.notices.is_empty(), "{:?}", seeing.notices);
     assert_eq!(home.candidates("ollama:llama3.2:3b"), ["ollama:llama3.2:1b", "ollama:llama3.2:latest"]);
     fs::remove_file(&blobs[0]).expect("remove");
     assert!(matches!(home.resolve("ollama:llama3.2:1b"), Err(LoadError::NotFound(path)) if path == blobs[0]));

@@ -131,6 +131,28 @@ fn pull_writes_the_layout_of_huggingface_hub() {
 }
 
 #[test]
+fn a_gguf_comes_with_its_mmproj_file_unless_it_is_declined() {
+    let (weights, tower) = (content(5000, 1), content(2000, 2));
+    let files: [(&str, &[u8]); 4] = [
+        ("m-Q4_K_M.gguf", &weights),
+        ("mmproj-F16.gguf", &tower),
+        ("mmproj-F32.gguf", b"GGUF"),
+        ("mmproj-Q8_0.gguf", b"GGUF"),
+    ];
+    for (flags, is_there) in [(&["pull", "org/m"][..], true), (&["pull", "--no-mmproj", "org/m"], false)] {
+        let user = Downloader::new();
+        let commit = user.hub.publish("org/m", Access::Open, &files);
+        let ran = user.run(flags);
+        assert!(ran.check(0, "").stdout.trim().ends_with("m-Q4_K_M.gguf"), "{ran:?}");
+        let snapshot = |name: &str| user.in_repo("org/m", &format!("snapshots/{commit}/{name}"));
+        assert_eq!(fs::read(snapshot("mmproj-F16.gguf")).ok(), is_there.then(|| tower.clone()), "{flags:?}");
+        assert!(!snapshot("mmproj-F32.gguf").exists() && !snapshot("mmproj-Q8_0.gguf").exists());
+        user.run(&["models", "rm", "--yes", "org/m:Q4_K_M"]).check(0, "");
+        assert_eq!(user.tree("org/m"), [""; 0], "the tower goes with its model");
+    }
+}
+
+#[test]
 fn a_checkpoint_comes_with_what_it_needs_and_runs() {
     let user = Downloader::new();
     let mut files = tiny_checkpoint();

@@ -8,8 +8,8 @@ use crate::common::fake_hub::{Access, FakeHub, Faults, sha256};
 use crate::common::prelude::*;
 use crate::hub_download::{Downloader, content};
 use llmctl_hub::{
-    HubClient, HubError, HubPaths, HubSettings, ModelRef, PullEvent, PullObserver, PullPlan, RetrySettings,
-    remote_form,
+    HubClient, HubError, HubPaths, HubSettings, ModelRef, PullEvent, PullExtent, PullObserver, PullPlan,
+    RetrySettings, remote_form,
 };
 
 /// Counts events, and never stops.
@@ -61,7 +61,7 @@ fn pull(hub: &FakeHub, cache: &Path, observer: &Quiet) -> Result<PullPlan, HubEr
     let client = HubClient::new(settings(hub))?;
     let reference =
         remote_form(&ModelRef::parse("org/m").expect("a name"), &Default::default()).expect("a repository");
-    let plan = PullPlan::new(&client, &reference, &paths(cache), false, observer)?;
+    let plan = PullPlan::new(&client, &reference, &paths(cache), PullExtent::Whole, observer)?;
     plan.run(&client, observer).map(|()| plan)
 }
 
@@ -244,7 +244,8 @@ fn a_full_disk_is_seen_before_the_download() {
     let reference =
         remote_form(&ModelRef::parse("org/m").expect("a name"), &Default::default()).expect("a repository");
     let plan =
-        PullPlan::new(&client, &reference, &paths(case.cache.path()), false, &case.observer).expect("a plan");
+        PullPlan::new(&client, &reference, &paths(case.cache.path()), PullExtent::Whole, &case.observer)
+            .expect("a plan");
     assert_eq!((plan.total_bytes, plan.missing_bytes()), (300_000, 300_000));
     let error = plan.check_space(Some(299_999)).expect_err("too little");
     assert!(matches!(error, HubError::DiskFull { needed: 300_000, free: Some(299_999), .. }), "{error:?}");

@@ -65,8 +65,8 @@ impl World {
             Action::Truncate(which, len) => {
                 let at = which.index(self.tables.len());
                 let (table, tokens) = &mut self.tables[at];
-                let len = table.resumable(tokens, len.index(tokens.len() + 1));
-                assert!(table.truncate(tokens, len));
+                let len = table.resumable(&tokens[..], len.index(tokens.len() + 1));
+                assert!(table.truncate(&tokens[..], len));
                 tokens.truncate(len);
             }
             Action::Fork(which) => {
@@ -77,8 +77,8 @@ impl World {
             Action::Publish(which) => {
                 let at = which.index(self.tables.len());
                 let (table, tokens) = &mut self.tables[at];
-                table.publish(tokens);
-                table.publish_state(tokens);
+                table.publish(&tokens[..]);
+                table.publish_state(&tokens[..]);
             }
             Action::Drop(which) => drop(self.tables.remove(which.index(self.tables.len()))),
         }

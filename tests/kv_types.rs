@@ -65,7 +65,7 @@ fn step_together(model: &mut dyn Model, tables: &mut [PageTable], chunks: &[&[u3
         rows.extend(chunk.iter().enumerate().map(row));
     }
     let tables: Vec<&PageTable> = tables.iter().collect();
-    let logits = model.forward(&Batch { rows: &rows, tables: &tables }).expect("forward");
+    let logits = model.forward(&Batch::new(&rows, &tables)).expect("forward");
     let mut by_sequence = vec![Vec::new(); chunks.len()];
     for (index, row) in rows.iter().enumerate() {
         by_sequence[row.sequence].extend_from_slice(logits.row(index));

@@ -90,6 +90,7 @@ mod template_check;
 mod templates;
 mod tokenizers;
 mod turn;
+mod vision;
 mod warm_resume;
 mod worker;
 mod worker_remote;

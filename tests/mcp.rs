@@ -189,11 +189,11 @@ fn what_a_tool_cannot_do_is_said_to_the_user_and_to_the_model() {
     let mut command = place.command(&flags);
     command.env("OTHER", "sk-secret");
     let ran = finish(command, "");
-    ran.check(0, "t__image: image/png, 12.0 KiB: left out; llmctl cannot read images");
+    ran.check(0, "t__image: image/png, 12.0 KiB: left out; the model reads no images");
     let results = results(&fake, 1);
     let home = place.folder.path().display().to_string();
     let expected = [
-        "[image/png, 12.0 KiB: left out; llmctl cannot read images]",
+        "[image/png, 12.0 KiB: left out; the model reads no images]",
         "error: no luck",
         "error: there is no 'luck'",
         "error: there is no tool t__nope",

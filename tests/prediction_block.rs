@@ -236,8 +236,7 @@ fn predict(
         assert!(table.extend(tokens.len()).expect("room").is_empty());
         let row = |(index, &token)| Row::known(token, start + index, 0, true);
         let rows: Vec<Row> = tokens.iter().enumerate().map(row).collect();
-        logits
-            .extend(block.predict(&Batch { rows: &rows, tables: &[table] }, hidden).expect("logits").values);
+        logits.extend(block.predict(&Batch::new(&rows, &[table]), hidden).expect("logits").values);
         last = block.hidden()[(tokens.len() - 1) * HIDDEN..].to_vec();
     }
     (logits, last)
@@ -299,7 +298,9 @@ fn a_block_needs_a_hidden_state_for_each_row_and_other_models_take_none() {
     let pool = page_pool(&*block, 1);
     let mut table = PageTable::new(&pool);
     table.extend(1).expect("room");
-    let batch = Batch { rows: &[Row::known(1, 0, 0, true)], tables: &[&table] };
+    let rows = [Row::known(1, 0, 0, true)];
+    let tables = [&table];
+    let batch = Batch::new(&rows, &tables);
     assert!(block.forward(&batch).is_err());
     assert!(block.predict(&batch, &[0.0; HIDDEN - 1]).is_err());
     assert!(block.predict(&batch, &[0.0; HIDDEN]).is_ok());

@@ -539,7 +539,7 @@ async fn what_is_not_done_is_refused_by_name() {
         (json!({"input": "hi", "no_such_field": 1}), 400, "no_such_field"),
         (json!({"input": "hi", "text": {"format": {"type": "xml"}}}), 400, "text.format.type"),
         (json!({"input": "hi", "store": false, "session_id": "s"}), 400, "session_id"),
-        (json!({"input": [image]}), 400, "input[0].content[1]"),
+        (json!({"input": [image]}), 400, "input[0].content[1].image_url"),
         (json!({"input": "hi", "tools": [patch("lark", "start: ~/a/")]}), 400, "tools"),
     ] {
         let refused = server.post(PATH, body.clone()).await.error();

@@ -130,7 +130,11 @@ fn terminal_turn(store: &SessionStore, session: &str, question: &str, text: &str
     let writer = store.open_or_create(&name(session), &model).expect("opened");
     let mut session_chat = SessionChat::resume(writer, model);
     let turn = session_chat
-        .prompt(&chat_tokenizer, session_chat.followed_by(vec![Message::user(question)]))
+        .prompt(
+            &chat_tokenizer,
+            session_chat.followed_by(vec![Message::user(question)]),
+            &llmctl_image::ImageSet::default(),
+        )
         .expect("a prompt");
     let generated = chat_tokenizer.encode_rest(text).expect("encodes");
     let usage = Usage { completion_tokens: generated.len(), ..Usage::default() };

@@ -121,7 +121,7 @@ fn a_session_knows_its_owner_and_what_reopens_its_model() {
     let saved = place.store.read(&name("c")).expect("readable");
     let references: Vec<_> = saved.turns.iter().map(|turn| turn.model.reference.as_deref()).collect();
     assert_eq!(references, [Some("/models/m.gguf"), Some("hf:o/r@c:m.gguf")]);
-    assert_eq!(saved.tokens_of(&model()).map(|tokens| tokens.len()), Some(3), "the same model elsewhere");
+    assert_eq!(saved.tokens_of(&model()).map(|tokens| tokens.ids.len()), Some(3), "the same model elsewhere");
     let unowned = place.store.create(&name("d"), &model_v1()).expect("created");
     assert_eq!((&unowned.saved().owner, &unowned.saved().model.reference), (&None, &None));
 }

@@ -50,7 +50,7 @@ impl Chat {
     fn ask(&mut self, added: Vec<Message>, text: &str, answer: Message) -> (usize, usize) {
         self.conversation.messages.extend(added);
         let prompt = self.prompt();
-        let encode = |text: &str, _: bool| Ok::<Vec<u32>, ()>(text.bytes().map(u32::from).collect());
+        let encode = |text: &str, _: usize| Ok::<Vec<u32>, ()>(text.bytes().map(u32::from).collect());
         let ids = prompt.ids(encode).expect("bytes are ids");
         let kept = ids.iter().zip(&self.resident).take_while(|(a, b)| a == b).count();
         let was_resident = self.resident.len();

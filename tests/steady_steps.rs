@@ -14,7 +14,7 @@ fn step(model: &mut dyn Model, tables: &mut [PageTable; 2], count: usize) -> usi
     };
     let rows: Vec<Row> = (0..count).map(|index| row(0, index, count)).chain([row(1, 0, 1)]).collect();
     let tables = [&tables[0], &tables[1]];
-    let batch = Batch { rows: &rows, tables: &tables };
+    let batch = Batch::new(&rows, &tables);
     let (logits, count) = allocations(|| model.forward(&batch).expect("forward"));
     assert_eq!(logits.len(), 2);
     model.reuse(logits);

@@ -302,7 +302,7 @@ fn a_new_session_takes_the_slot_of_the_idle_one_used_longest_ago() {
     assert_eq!(names(&engine), "c f g");
     engine.cancel(running);
     // Whoever knows what one held brings it back, and its full pages are still there.
-    engine.restore_session(&named("a"), (1..40).collect()).expect("a slot");
+    engine.restore_session(&named("a"), (1..40).collect::<Vec<u32>>()).expect("a slot");
     let back = run_one(&mut engine, within("a", limited(&(1..45).collect::<Vec<_>>(), 1)));
     check_reuse(&back, 32, ReuseReason::PrefixCache, None);
 }

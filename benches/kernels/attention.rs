@@ -62,11 +62,19 @@ impl Subject {
     fn attend(&self, cpu: &Cpu, layers: usize, rows: usize, end: usize) -> f64 {
         let (q, mut out) = (queries(cpu, rows), cpu.buffer());
         let pages = (0..(DEPTH / PAGE_TOKENS) as u32).collect();
-        let spans = [RowSpan { rows: 0..rows, start: end - rows, num_drafted: 0, pages }];
+        let spans =
+            [RowSpan { rows: 0..rows, start: end - rows, num_drafted: 0, pages, seen_besides: Vec::new() }];
         seconds(|| {
             for layer in 0..layers {
                 let rule = ScoreRule { scale: 0.09, softcap: None };
-                let spec = AttentionSpec { store: layer, num_heads: HEADS, rule, window: None, sinks: None };
+                let spec = AttentionSpec {
+                    store: layer,
+                    num_heads: HEADS,
+                    rule,
+                    window: None,
+                    is_two_way: false,
+                    sinks: None,
+                };
                 cpu.attend(&self.kv, &spec, &q, &spans, &mut out).expect("attention");
             }
         })

@@ -92,6 +92,7 @@ impl Desk {
             key: "none".to_owned(),
             model: MODEL.to_owned(),
             context_tokens: CONTEXT_TOKENS,
+            sees: false,
         };
         let settings = self.agent.settings(&target, &self.path("settings"));
         settings.write().expect("files");

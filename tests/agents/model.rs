@@ -97,6 +97,7 @@ fn write_weights(path: &Path) {
 pub fn load_scripted(folder: &Path, script: Script) -> LoadedModel {
     let resolved = Resolved::new("scripted".to_owned(), ModelSource::Folder(folder.to_owned()));
     let options = LoadOptions {
+        images: Default::default(),
         device: Device::Cpu(cpu(2)),
         dtype: None,
         quantize: None,

@@ -70,7 +70,7 @@ impl AgentServer {
         let (defaults, identity) = (loaded.texts.defaults.clone(), loaded.texts.identity.clone());
         let mut chat_tokenizer = ChatTokenizer::new(loaded.texts, None);
         chat_tokenizer.set_frontend(Frontend::Http);
-        let engine = start_engine((loaded.model, None), chat_tokenizer.tokenizer(), config, Some(disk));
+        let engine = start_engine((loaded.model, None), None, chat_tokenizer.tokenizer(), config, Some(disk));
         let engine = engine.expect("an engine");
         let fingerprint = with_template(&identity, chat_tokenizer.template_source());
         let fingerprint = ModelFingerprint { name: MODEL.to_owned(), fingerprint, reference: None };

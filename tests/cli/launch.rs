@@ -33,6 +33,7 @@ fn the_manual_has_the_settings_of_every_agent() {
             key: "none".to_owned(),
             model: "my-model".to_owned(),
             context_tokens: 65_536,
+            sees: false,
         };
         let folder = format!("/home/you/.local/share/llmctl/agents/{}", agent.name);
         let settings = described(agent, &agent.settings(&target, folder.as_ref()));

@@ -200,7 +200,7 @@ def refusals_name_the_item():
     try:
         client.responses.create(model=MODEL, input=[{"role": "user", "content": "x"}, image], stream=True)
     except openai.BadRequestError as error:
-        assert error.param == "input[1].content[0]", error
+        assert error.param == "input[1].content[0].image_url", error
     else:
         raise AssertionError("an image was taken")
 

@@ -153,6 +153,7 @@ pub fn exact() -> LoadOptions {
         available_memory: None,
         packed: None,
         prediction: load::PredictionUse::Never,
+        images: load::ImageUse::default(),
     }
 }
 
@@ -199,7 +200,7 @@ pub fn feed(model: &mut dyn Model, table: &mut PageTable, tokens: &[u32]) -> Vec
     }
     let row = |(index, &token)| Row::known(token, start + index, 0, true);
     let rows: Vec<Row> = tokens.iter().enumerate().map(row).collect();
-    model.forward(&Batch { rows: &rows, tables: &[table] }).expect("forward").values
+    model.forward(&Batch::new(&rows, &[table])).expect("forward").values
 }
 
 /// Logits of the last of `tokens`, fed in chunks of which all rows want logits or only the last row of the last one.
@@ -212,7 +213,7 @@ pub fn last_logits(model: &mut dyn Model, table: &mut PageTable, tokens: &[u32],
         }
         let row = |(index, &token)| Row::known(token, start + index, 0, all || start + index + 1 == end);
         let rows: Vec<Row> = chunk.iter().enumerate().map(row).collect();
-        let logits = model.forward(&Batch { rows: &rows, tables: &[table] }).expect("forward");
+        let logits = model.forward(&Batch::new(&rows, &[table])).expect("forward");
         last = logits.len().checked_sub(1).map_or(last, |row| logits.row(row).to_vec());
     }
     last

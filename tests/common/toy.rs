@@ -405,7 +405,7 @@ impl Answer {
         let rank = |event: &Event| match event {
             Event::Queued { .. } => 0,
             Event::Started(_) => 1,
-            Event::Prefill { .. } | Event::Prompt { .. } => 2,
+            Event::Encoding { .. } | Event::Prefill { .. } | Event::Prompt { .. } => 2,
             Event::Text { .. } => 3,
             Event::Done(_) | Event::Failed(_) => 4,
         };

@@ -13,6 +13,7 @@ use llmctl::cli::mcp::{McpConfig, parse_result, parse_tools};
 use llmctl::cli::{command, config};
 use llmctl_engine::http_engine::{ChunkReader, EngineKind, SseParser};
 use llmctl_hub::{FileRequest, HubPaths, ListedFile, ModelRef, ModelSource, RemoteFile, Selector};
+use llmctl_image::{ImageFile, ImageLimits, PixelRule, ResizeFilter, SizeRule, inspect};
 use llmctl_kernel::Dtype;
 use llmctl_kernel::memory::Arena;
 use llmctl_kernel::pool::Pool;
@@ -26,6 +27,37 @@ use serde_json::Value;
 
 use super::server::Server;
 use super::targets::{Folder, encodes, tensors};
+
+// ---- pictures
+
+/// An image file: what its header says holds for its pixels, and a tower's rule plans what it makes.
+pub fn image(data: &[u8]) -> bool {
+    let limits = ImageLimits { pixels: 1 << 20, ..ImageLimits::default() };
+    let info = inspect(data, &limits);
+    let Ok(file) = ImageFile::read(data.into(), &limits) else { return false };
+    assert_eq!(info, Ok(file.info));
+    let picture = &file.picture;
+    assert_eq!((picture.width, picture.height), (file.info.width, file.info.height));
+    assert_eq!(picture.rgb.len() as u64, 3 * u64::from(picture.width) * u64::from(picture.height));
+    let size = SizeRule::EdgeTiles { longest: 64, tile: 32, split: true };
+    let [mean, std] = [[0.5; 3]; 2];
+    let (least_tokens, most_tokens) = (None, None);
+    let rule = PixelRule {
+        filter: ResizeFilter::Lanczos,
+        patch: 8,
+        merge: 2,
+        mean,
+        std,
+        size,
+        least_tokens,
+        most_tokens,
+    };
+    let plan = rule.plan(picture.width, picture.height).expect("a size within limits");
+    let made: Vec<[u32; 2]> =
+        rule.patches(picture).expect("a size within limits").iter().map(|tile| tile.grid).collect();
+    assert_eq!(made, plan.tiles.iter().map(|tile| tile.patches).collect::<Vec<_>>());
+    true
+}
 
 // ---- model files
 

@@ -22,12 +22,15 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
             let whole = parity("tokenizer.json").into_iter().take(1);
             whole.chain([tokenizer("Split"), tokenizer("Digits")]).collect()
         }
-        "transcript" => vec![[b"\x01", include_str!("transcript.jsonl").trim_end().as_bytes()].concat()],
+        "transcript" => [include_str!("transcript.jsonl"), include_str!("transcript_images.jsonl")]
+            .map(|text| [b"\x01", text.trim_end().as_bytes()].concat())
+            .to_vec(),
         "kv_page" => vec![kv_page(0), kv_page(5)],
         "chat_template" | "http_body" | "worker_line" => {
             texts(target).into_iter().map(String::into_bytes).collect()
         }
         "tool_call" => tool_calls(),
+        "image" => images(),
         other => super::format_seeds::seeds(other),
     }
 }
@@ -48,6 +51,16 @@ fn parity(file: &str) -> Vec<Vec<u8>> {
     let mut paths: Vec<_> = folders.map(|folder| folder.path().join(file)).collect();
     paths.sort();
     paths.iter().filter_map(|path| std::fs::read(path).ok()).collect()
+}
+
+/// The pictures of tests/images.
+fn images() -> Vec<Vec<u8>> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let roots = [here.join("tests/images"), here.join("../tests/images")]; // fuzz/ is a package of its own
+    let files = roots.iter().find_map(|root| std::fs::read_dir(root).ok()).expect("the pictures").flatten();
+    let mut paths: Vec<_> = files.map(|file| file.path()).collect();
+    paths.sort();
+    paths.iter().map(|path| std::fs::read(path).expect("a picture")).collect()
 }
 
 fn gguf(model: &str) -> Vec<u8> {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use llmctl_base::{Error, GivenSampling, StoreError};
 use llmctl_engine::Limits;
 use llmctl_engine::session::store::{SessionName, SessionStore};
-use llmctl_engine::worker::protocol::{Op, Reply, WorkerCall};
+use llmctl_engine::worker::protocol::{KeptImages, Op, Reply, WorkerCall};
 use llmctl_models::kv::disk::page;
 use llmctl_models::kv::disk::{DiskPageKey, PageLabel, PageName};
 use llmctl_models::load::gguf::Gguf;
@@ -60,6 +60,7 @@ pub const TARGETS: &[Target] = &[
     ("endpoint_events", formats::endpoint_events),
     ("batch_row", formats::batch_row),
     ("http_api", formats::http_api),
+    ("image", formats::image),
 ];
 
 /// Text that tokenizers are asked for: words, numbers, line breaks, marks, emoji, an added token.
@@ -569,10 +570,11 @@ pub fn worker_line(data: &[u8]) -> bool {
     if let Ok(call) = call {
         let line = serde_json::to_vec(&call).expect("a call is JSON");
         assert_eq!(WorkerCall::parse(&line).ok().as_ref(), Some(&call), "{}", String::from_utf8_lossy(&line));
-        if let Op::Generate(generate) = call.op {
+        if let Op::Generate(mut generate) = call.op {
             let encode = |text: &str, _: bool| Ok(text.bytes().map(u32::from).collect());
             let no_grammar = |_: &_| Err(Error::PromptEmpty);
-            let _ = generate.into_request(encode, no_grammar);
+            let files = KeptImages::default().files(&mut generate.images).map(|(files, _)| files);
+            let _ = generate.into_request(encode, no_grammar, files.unwrap_or_default());
         }
     }
     if let Ok(reply) = reply {

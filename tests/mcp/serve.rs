@@ -87,7 +87,7 @@ fn tools_are_listed_and_called() {
     assert_eq!(call(&serving, "t__add", json!({"a": 2, "b": 3})), status("done", "{\"sum\":5}"));
     assert_eq!(call(&serving, "t__fail", json!({})), status("failed", "error: no luck"));
     assert_eq!(call(&serving, "t__refuse", json!({})), status("failed", "error: there is no 'luck'"));
-    let picture = "[image/png, 12.0 KiB: left out; llmctl cannot read images]";
+    let picture = "[image/png, 12.0 KiB: left out; the model reads no images]";
     assert_eq!(call(&serving, "t__image", json!({})), status("done", picture));
     let (_, flood) = call(&serving, "t__flood", json!({}));
     assert!(flood.ends_with("x\n[cut: 131.3 KiB of 195.3 KiB left out]"), "{} bytes", flood.len());

@@ -9,6 +9,7 @@ built-in model on 127.0.0.1, in a folder of their own, and ends them by their pr
 """
 
 import argparse
+import base64
 import http.client
 import http.server
 import json
@@ -796,6 +797,62 @@ class Suite:
             assert "cannot be reached" in page.inner_text(".consent .error")
             self.press(page, "Refuse")
             self.wait_answers(page, 5)
+
+    @check
+    def images_are_shown_sent_and_given_back(self):
+        """With a model that reads images, as its entry in the list says; the answers are made up."""
+        picture = base64.b64decode("R0lGODlhAQABAIAAAP///wAAACwAAAAAAQABAAACAkQBADs=")
+        url = "data:image/gif;base64," + base64.b64encode(picture).decode()
+        with self.page() as page:
+            assert not page.is_visible("#attach"), "the built-in model reads no images"
+
+            def see(route):
+                listed = route.fetch().json()
+                listed["data"] = [{**model, "capabilities": ["completion", "multimodal"]} for model in listed["data"]]
+                route.fulfill(body=json.dumps(listed), content_type="application/json")
+
+            page.route("**/v1/models", see)
+            script = Script(page, ["A dot.", "Still a dot."])
+            page.reload()
+            page.wait_for_selector("#attach:visible")
+            page.set_input_files("#files", {"name": "dot.gif", "mimeType": "image/gif", "buffer": picture})
+            page.wait_for_selector("#tray img")
+            page.click("#tray button")
+            assert page.is_hidden("#tray"), "it is taken back"
+            page.set_input_files("#files", {"name": "dot.gif", "mimeType": "image/gif", "buffer": picture})
+            page.wait_for_selector("#tray img")
+            self.check_access(page, "images")
+            self.say(page, "What is it?")
+            assert script.sent[0]["messages"][-1]["content"] == [
+                {"type": "image_url", "image_url": {"url": url}},
+                {"type": "text", "text": "What is it?"},
+            ], script.sent
+            assert page.is_hidden("#tray") and page.get_attribute(".message.user img", "src") == url
+            assert page.evaluate("document.querySelector('.message.user img').naturalWidth") == 1, "the policy lets it be shown"
+            page.route("**/v1/chat/completions", lambda route: route.fulfill(
+                status=400, body=json.dumps({"error": {"code": "image_undecodable", "message": "the image is damaged"}}), content_type="application/json"))
+            page.set_input_files("#files", {"name": "dot.gif", "mimeType": "image/gif", "buffer": picture})
+            page.wait_for_selector("#tray img")
+            page.fill("#input", "And this?")
+            page.press("#input", "Enter")
+            page.wait_for_selector(".message .error")
+            assert "the image is damaged" in page.inner_text(".message .error >> nth=-1")
+            page.wait_for_selector("#tray img")
+            page.set_viewport_size({"width": 320, "height": 640})
+            assert page.evaluate("document.documentElement.scrollWidth") <= 320, "it fits a phone"
+            self.shot(page, "images")
+
+    @check
+    def a_stored_image_is_named(self):
+        with self.page() as page:
+            stored = {"type": "image", "sha256": "0" * 64, "width": 640, "height": 480, "media_type": "image/png", "name": "a.png"}
+            content = [stored, {"type": "text", "text": "What is it?"}]
+            self.serve_session(page, "*", [{"role": "user", "content": content}, {"role": "assistant", "content": "A dot."}])
+            page.goto(self.server.url + "#stored")
+            page.reload()
+            page.wait_for_selector(".message.user .tag")
+            assert page.inner_text(".message.user .tag") == "[a.png 640×480]"
+            assert "What is it?" in page.inner_text(".message.user .said")
 
     @check
     def an_error_gives_the_message_back(self):

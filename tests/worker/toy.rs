@@ -387,7 +387,7 @@ impl EngineTransport for Gone {
         Err(Error::EngineGone)
     }
 
-    fn restore_session(&self, _: &EngineSessionName, _: Vec<u32>) -> Result<(), Error> {
+    fn restore_session(&self, _: &EngineSessionName, _: llmctl_models::kv::TokenBuf) -> Result<(), Error> {
         Err(Error::EngineGone)
     }
 
