@@ -49,6 +49,7 @@ const ENGINE_LAYERS: &[&[&str]] = &[
 
 /// Inside models.
 const MODELS_LAYERS: &[&[&str]] = &[
+    &["tests"], // integration tests of the crate
     &["load"],
     &["vision"],
     &["model"],

@@ -4,6 +4,10 @@
 //! [`FAMILIES`], and its functions there.
 
 mod pixels;
+fn without(tensor: &str) -> String {
+    format!("the tower's tensor {tensor:?} is missing")
+}
+
 /// Returns a tower, or nothing and a notice if the model's own file lacks a part of it.
 ///
 /// # Errors
@@ -15,8 +19,7 @@ pub fn noted(
 ) -> Result<Option<Box<dyn Tower>>, LoadError> {
     match tower {
         Err(LoadError::Tensor { tensor, message }) if message == MISSING => {
-            let reason = format!("the tower's tensor {tensor:?} is missing");
-            notices.push(Notice::NoVision { family: model.to_owned(), reason });
+            notices.push(Notice::NoVision { family: model.to_owned(), reason: without(&tensor) });
             Ok(None)
         }
         tower => tower.map(Some),
@@ -247,7 +250,13 @@ pub fn find(
     }
     let found = match (mmproj, files.folder()) {
         (Some(path), _) => in_mmproj(path, description)?,
-        (None, Some(folder)) => in_folder(folder, files.tensors(), description)?,
+        (None, Some(folder)) => match in_folder(folder, files.tensors(), description) {
+            Err(LoadError::Tensor { tensor, message }) if message == MISSING => {
+                let family = description.config.architecture.to_owned();
+                Found::Unknown { family, reason: without(&tensor) }
+            }
+            found => found?,
+        },
         (None, None) => return Ok(None),
     };
     let mut vision = match found {
