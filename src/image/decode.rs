@@ -11,7 +11,7 @@ use super::{ImageError, ImageLimits, Picture};
 /// Bytes that a decoder may take besides eight for each pixel.
 const SPARE_BYTES: u64 = 32 << 20;
 
-/// What the header of an image file says.
+/// Facts of the header of an image file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageInfo {
     /// Media type, e.g. `image/png`.

@@ -1,4 +1,4 @@
-//! How a family makes patches of a picture: sizes, tiles, filter and normalisation, as facts.
+//! The rule by which a family makes patches of a picture: sizes, tiles, filter and normalisation, as facts.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use super::resize::crop;
 use super::size::TileLayout;
 use super::{ImageError, Picture, ResizeFilter, SizeRule, resize};
 
-/// How a family makes patches of a picture. Part of an image's key, so equal rules give equal patches. Comes from
+/// Rule by which a family makes patches of a picture. Part of an image's key, so equal rules give equal patches. Comes from
 /// configurations, which are untrusted: see [`Self::check`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PixelRule {

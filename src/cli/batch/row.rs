@@ -40,7 +40,7 @@ pub struct Defaults {
     pub schema_open: bool,
     /// Names under which the model is known; `None` takes rows for any model.
     pub models: Option<Vec<String>>,
-    /// Whether rows may have images.
+    /// Images that rows may have, and the reason if they may have none.
     pub images: ImageReading,
 }
 

@@ -1,4 +1,4 @@
-//! What a model sees, from the headers of its files.
+//! The images that a model reads, from the headers of its files.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use llmctl_models::load::{ImageUse, VisionFacts, vision_facts};
 const SEEING: [&str; 8] =
     ["gemma4", "glm4v", "mistral3", "qwen2vl", "qwen35", "qwen35moe", "qwen3vl", "qwen3vlmoe"];
 
-/// What a model sees.
+/// The images that a model reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Sight {
     Images(VisionFacts),

@@ -36,7 +36,7 @@ pub(super) struct RemoteSelection {
     pub notice: Option<Notice>,
 }
 
-/// How much of a model is downloaded.
+/// The parts of a model that are downloaded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PullExtent {
     /// Weights and texts, and the vision tower of a GGUF file (mmproj).

@@ -48,7 +48,7 @@ pub struct PreparedTexts {
     fingerprint: ModelFingerprint,
     /// The model's files; `None` for a scripted model.
     source: Option<ModelSource>,
-    /// What to do if it is asked to read images and cannot.
+    /// Advice for a request with images that the model cannot read.
     pub(super) why_blind: &'static str,
     /// One clock per run, so that every row of a batch sees the same date.
     now: OnceCell<DateTime>,

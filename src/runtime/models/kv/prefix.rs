@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
 use std::fmt;
 
+use llmctl_image::ImageHash;
 use sha2::{Digest, Sha256};
 
 use super::{PageRef, Tokens};
@@ -32,15 +33,7 @@ impl PageName {
 
     /// Parses a name of 64 lower-case hexadecimal digits.
     pub fn from_hex(hex: &str) -> Option<Self> {
-        let digit = |byte: u8| match byte {
-            b'0'..=b'9' => Some(byte - b'0'),
-            b'a'..=b'f' => Some(byte - b'a' + 10),
-            _ => None,
-        };
-        let (pairs, rest) = hex.as_bytes().as_chunks::<2>();
-        let bytes = pairs.iter().map(|&[high, low]| Some(digit(high)? << 4 | digit(low)?));
-        let bytes: Vec<u8> = bytes.collect::<Option<_>>()?;
-        if rest.is_empty() { bytes.try_into().ok().map(Self) } else { None }
+        ImageHash::from_hex(hex).map(|hash| Self(hash.0))
     }
 }
 
