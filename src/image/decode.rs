@@ -48,7 +48,7 @@ fn check(width: u32, height: u32, limits: &ImageLimits) -> Result<(), ImageError
     } else if u64::from(width) * u64::from(height) > limits.pixels {
         format!("{} pixels", limits.pixels)
     } else if u64::from(long) > u64::from(short) * u64::from(limits.ratio) {
-        format!("{} times as long as wide", limits.ratio)
+        format!("{} times as long on one side as on the other", limits.ratio)
     } else {
         return Ok(());
     };

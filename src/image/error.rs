@@ -12,6 +12,9 @@ pub enum ImageError {
     /// The file is damaged or incomplete.
     #[error("{0}")]
     Damaged(String),
+    /// The pixels of other images take the memory; they may be gone later.
+    #[error("the pixels of all images in use would take more than {} MiB", most_bytes >> 20)]
+    Busy { most_bytes: u64 },
     /// The model's rule cannot make patches of this size.
     #[error("{0}")]
     Size(String),

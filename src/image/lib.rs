@@ -18,7 +18,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 pub use decode::{ImageInfo, inspect};
 pub use error::ImageError;
@@ -38,15 +38,9 @@ impl ImageHash {
 
     /// Parses 64 lower-case hexadecimal digits.
     pub fn from_hex(hex: &str) -> Option<Self> {
-        let digit = |byte: u8| match byte {
-            b'0'..=b'9' => Some(byte - b'0'),
-            b'a'..=b'f' => Some(byte - b'a' + 10),
-            _ => None,
-        };
-        let (pairs, rest) = hex.as_bytes().as_chunks::<2>();
-        let bytes: Vec<u8> =
-            pairs.iter().map(|&[high, low]| Some(digit(high)? << 4 | digit(low)?)).collect::<Option<_>>()?;
-        if rest.is_empty() { bytes.try_into().ok().map(Self) } else { None }
+        let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        let byte = |at: usize| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap_or_default();
+        (hex.len() == 64 && hex.bytes().all(is_digit)).then(|| Self(std::array::from_fn(byte)))
     }
 }
 
@@ -73,11 +67,13 @@ pub struct ImageLimits {
     pub pixels: u64,
     /// Most times that one side is longer than the other.
     pub ratio: u32,
+    /// Most bytes of the pixels of all images that this process uses together.
+    pub used_bytes: u64,
 }
 
 impl Default for ImageLimits {
     fn default() -> Self {
-        Self { bytes: 20 << 20, side: 16_384, pixels: 64 << 20, ratio: 200 }
+        Self { bytes: 20 << 20, side: 16_384, pixels: 64 << 20, ratio: 200, used_bytes: 2 << 30 }
     }
 }
 
@@ -106,16 +102,28 @@ pub struct ImageFile {
 }
 
 impl ImageFile {
-    /// Decodes a file within `limits`.
+    /// Decodes a file within `limits`; one at a time in a process, because clients choose how many there are.
     ///
     /// # Errors
-    /// [`ImageError`] with the reason: too large, not an image, of a format that is not read, or damaged.
-    pub fn read(bytes: Arc<[u8]>, limits: &ImageLimits) -> Result<Self, ImageError> {
+    /// [`ImageError`] with the reason: too large, not an image, of a format that is not read, damaged, or too many in use.
+    pub fn read(bytes: Arc<[u8]>, limits: &ImageLimits) -> Result<Arc<Self>, ImageError> {
         let info = inspect(&bytes, limits)?;
+        let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
+        used.retain(|file| file.strong_count() > 0);
+        let size = |info: &ImageInfo| u64::from(info.width) * u64::from(info.height) * 3;
+        let sum: u64 = used.iter().filter_map(Weak::upgrade).map(|file| size(&file.info)).sum();
+        if sum + size(&info) > limits.used_bytes {
+            return Err(ImageError::Busy { most_bytes: limits.used_bytes });
+        }
         let picture = decode::decode(&bytes, &info)?;
-        Ok(Self { hash: ImageHash::of(&bytes), bytes, info, picture })
+        let file = Arc::new(Self { hash: ImageHash::of(&bytes), bytes, info, picture });
+        used.push(Arc::downgrade(&file));
+        Ok(file)
     }
 }
+
+/// The files whose pixels this process holds, and some that are gone. Held while one is decoded.
+static USED: Mutex<Vec<Weak<ImageFile>>> = Mutex::new(Vec::new());
 
 /// Image files by hash; cheap to clone.
 #[derive(Debug, Clone, Default)]

@@ -16,21 +16,36 @@ fn samples() -> Vec<(String, Vec<u8>, Vec<u8>)> {
     let entries = fs::read_dir(&folder).expect("the samples").map(|entry| entry.expect("an entry").path());
     let mut paths: Vec<PathBuf> = entries.filter(|path| !path.ends_with("expected.png")).collect();
     paths.sort();
-    let expected = read(&folder.join("expected.png")).picture.rgb;
-    let sizes = expected.chunks_exact(3 * 24 * 17);
+    let expected = read(&folder.join("expected.png"));
+    let sizes = expected.picture.rgb.chunks_exact(3 * 24 * 17);
     assert_eq!(sizes.len(), paths.len());
     let name = |path: &Path| path.file_name().expect("a name").to_string_lossy().into_owned();
     let bytes = |path: &Path| fs::read(path).expect("a sample");
     paths.iter().zip(sizes).map(|(path, rgb)| (name(path), bytes(path), rgb.to_vec())).collect()
 }
 
-fn read(path: &Path) -> ImageFile {
+fn read(path: &Path) -> Arc<ImageFile> {
     let bytes = fs::read(path).expect("a file");
     ImageFile::read(bytes.into(), &ImageLimits::default()).unwrap_or_else(|error| panic!("{path:?}: {error}"))
 }
 
-fn decoded(bytes: &[u8]) -> Result<ImageFile, ImageError> {
+fn decoded(bytes: &[u8]) -> Result<Arc<ImageFile>, ImageError> {
     ImageFile::read(bytes.into(), &ImageLimits::default())
+}
+
+#[test]
+fn the_pixels_of_all_images_together_are_bounded() {
+    // One by one, because other tests of this process hold images too.
+    let (_, bytes, _) = samples().remove(0);
+    let limits = ImageLimits { used_bytes: 3 * 24 * 17 - 1, ..ImageLimits::default() };
+    let refused = ImageFile::read(bytes.clone().into(), &limits);
+    assert_eq!(refused, Err(ImageError::Busy { most_bytes: limits.used_bytes }));
+    let held = decoded(&bytes).expect("an image");
+    let limits = ImageLimits { used_bytes: 2 * 3 * 24 * 17 - 1, ..limits };
+    assert!(
+        matches!(ImageFile::read(bytes.into(), &limits), Err(ImageError::Busy { .. })),
+        "{held:?} is in use"
+    );
 }
 
 #[test]
@@ -99,11 +114,11 @@ fn limits_come_before_pixels() {
 #[test]
 fn incomplete_files_are_refused() {
     for (name, bytes, _) in samples() {
-        let whole = decoded(&bytes).expect("sound").picture;
+        let whole = decoded(&bytes).expect("sound");
         for end in 0..bytes.len() {
             // What stands behind the pixels, such as a trailer or later frames, may be missing.
             if let Ok(file) = decoded(&bytes[..end]) {
-                assert_eq!(file.picture, whole, "{name}: {end} of {}", bytes.len());
+                assert_eq!(file.picture, whole.picture, "{name}: {end} of {}", bytes.len());
             }
         }
     }
@@ -307,11 +322,11 @@ fn pixels_of_every_family_are_the_references() {
                 continue;
             };
             let stem = image.strip_suffix(".jpg").map(|stem| format!("{stem}.decoded.png"));
-            let picture = read(&folder.join("images").join(stem.as_deref().unwrap_or(image))).picture;
+            let file = read(&folder.join("images").join(stem.as_deref().unwrap_or(image)));
             let view = golden.tensor(name).expect(name);
             let (values, _) = view.data().as_chunks::<4>();
             let expected: Vec<f32> = values.iter().map(|value| f32::from_le_bytes(*value)).collect();
-            check_pixels(family, &rule, &picture, &expected, &format!("{family}: {image}"));
+            check_pixels(family, &rule, &file.picture, &expected, &format!("{family}: {image}"));
             num_seen += 1;
         }
         let is_tiled =

@@ -247,14 +247,16 @@ mod tests {
             "mmproj-F16.gguf",
         ];
         let listing = listing(&names);
-        let parts = &names[1..3];
         let preferred = chosen(&listing, None, PullExtent::Whole).expect("a model");
         assert_eq!(paths(&preferred), names[1..]);
         assert!(preferred.reference == "o/m:Q4_K_M" && preferred.notice.is_some(), "{preferred:?}");
         let file = Selector::File("Q4/m-Q4_K_M-00002-of-00002.gguf".to_owned());
-        assert_eq!(paths(&chosen(&listing, Some(file), PullExtent::Whole).expect("a part names all")), parts);
+        assert_eq!(
+            paths(&chosen(&listing, Some(file), PullExtent::Whole).expect("a part names all")),
+            names[1..]
+        );
         let tag = |tag: &str| chosen(&listing, Some(Selector::Quant(tag.to_owned())), PullExtent::Whole);
-        assert_eq!(paths(&tag("q8_0").expect("a tag")), ["m-Q8_0.gguf"]);
+        assert_eq!(paths(&tag("q8_0").expect("a tag")), [names[0], names[3]]);
         let Err(HubError::FileNotFound { wanted, candidates, .. }) = tag("Q5_K_M") else {
             panic!("no such file")
         };

@@ -46,9 +46,12 @@ dispatch! {
     pub fn scale_in_place(x: &mut [f32], weight: &[f32], bias: &[f32], factor: f32) = scale_in_place_body
 }
 
-/// Computes `out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`.
+/// Computes `out = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias`. The mean is corrected by that of the differences
+/// from it: in a row of nearly equal values its own rounding would stand for the deviation.
 pub fn layer_norm(isa: Isa, x: &[f32], [weight, bias]: [&[f32]; 2], eps: f32, out: &mut [f32]) {
-    shift(isa, x, -sum(isa, x) / x.len() as f32, out);
+    let mean = sum(isa, x) / x.len() as f32;
+    shift(isa, x, -mean, out);
+    shift(isa, x, -(mean + sum(isa, out) / x.len() as f32), out);
     let variance = dot(isa, out, out) / x.len() as f32;
     scale_in_place(isa, out, weight, bias, 1.0 / (variance + eps).sqrt());
 }
@@ -108,5 +111,8 @@ mod tests {
         let deviation = 3.5f32.sqrt();
         let expected = [-2.0 / deviation, -1.0 / deviation + 0.5, 0.0, 3.0 / deviation];
         assert!(out.iter().zip(expected).all(|(got, expected)| (got - expected).abs() < 1e-6), "{out:?}");
+        let (x, one, mut flat) = ([0.3; 433], [1.0; 433], [0.0; 433]);
+        layer_norm(Isa::Scalar, &x, [&one, &[0.5; 433]], 1e-12, &mut flat);
+        assert_eq!(flat, [0.5; 433], "a row of one value has no deviation");
     }
 }

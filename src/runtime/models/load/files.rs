@@ -20,14 +20,15 @@ use crate::text::Tokenizer;
 use llmctl_base::error::LoadError;
 use llmctl_base::notice::Notice;
 use llmctl_base::{GivenSampling, SAMPLING, TopK};
-use llmctl_hub::ModelSource;
 use llmctl_hub::builtin::BuiltIn;
+use llmctl_hub::{ModelSource, Resolved};
 
 /// The files of one model. Opening them reads headers only.
 pub struct ModelFiles {
     files: Files,
     config_reader: ConfigReader,
     built_in: Option<&'static BuiltIn>,
+    mmproj: Option<PathBuf>,
 }
 
 enum Files {
@@ -51,6 +52,14 @@ impl FolderTensors {
 }
 
 impl ModelFiles {
+    /// Opens a model's files, and notes where its tower is.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`].
+    pub fn of(resolved: &Resolved) -> Result<Self, LoadError> {
+        Ok(Self { mmproj: resolved.mmproj.clone(), ..Self::open(&resolved.source)? })
+    }
+
     /// # Errors
     /// [`LoadError`] naming the file and the key or tensor at fault.
     pub fn open(source: &ModelSource) -> Result<Self, LoadError> {
@@ -72,6 +81,7 @@ impl ModelFiles {
                     files: Files::Folder { path: path.clone(), config, tensors },
                     config_reader,
                     built_in: None,
+                    mmproj: None,
                 })
             }
         }
@@ -80,7 +90,12 @@ impl ModelFiles {
     fn of_gguf(gguf: Gguf) -> Self {
         let gguf = Arc::new(gguf);
         let config_reader = gguf_config_reader(&gguf);
-        Self { files: Files::Gguf(gguf), config_reader, built_in: None }
+        Self { files: Files::Gguf(gguf), config_reader, built_in: None, mmproj: None }
+    }
+
+    /// Returns the mmproj file that belongs to the model.
+    pub fn mmproj(&self) -> Option<&Path> {
+        self.mmproj.as_deref()
     }
 
     pub fn config_reader(&self) -> &ConfigReader {

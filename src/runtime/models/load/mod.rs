@@ -33,7 +33,6 @@ pub mod vision;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::sync::Arc;
 
 pub use super::backend::KvType;
@@ -55,7 +54,7 @@ pub use prediction::PredictionUse;
 pub use text_task::{AskedTask, Prompts, TextTask, TextTaskFacts};
 pub use texts::{TextFiles, TextsAlone};
 use vision::VisionFiles;
-pub use vision::{VisionFacts, vision_facts};
+pub use vision::{Sight, VisionFacts};
 
 use super::backend::candle::{Candle, is_widened};
 use super::backend::cpu::{Cpu, CpuThreads};
@@ -252,7 +251,7 @@ pub fn load_with_draft(
     options: &LoadOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<LoadedModel, LoadError> {
-    let files = ModelFiles::open(&resolved.source)?;
+    let files = ModelFiles::of(resolved)?;
     let recognised = recognise(files.config_reader())?;
     let of_model = (resolved.name.as_str(), &recognised);
     let draft = draft
@@ -270,7 +269,7 @@ pub fn load_with_draft(
         Some(_) => None,
         None => prediction::block(&files, &recognised, options, &resolved.name)?,
     };
-    let vision = vision_of(&files, resolved.mmproj.as_deref(), &recognised, options, &mut notices)?;
+    let vision = vision_of(&files, &recognised, options, &mut notices)?;
     let beside = Beside { draft: draft.as_ref(), block: block.as_ref(), vision: vision.as_ref() };
     let context_length = context_of(&files, &recognised, beside, options, &mut notices)?;
     let shares = draft.is_some() || block.is_some() || vision.is_some();
@@ -283,18 +282,21 @@ pub fn load_with_draft(
         assistant: draft.as_ref().filter(|draft| draft.is_assistant()),
     };
     let (fingerprint, (model, own)) = match recognised {
-        Recognised::Native(description) => (
-            fingerprint(&files, &description.config, context_length, options)?,
-            decoder(&files, description, with(&texts.identity), context_length, progress, &mut notices)?,
-        ),
+        Recognised::Native(mut description) => {
+            let fingerprint = fingerprint(&files, &description.config, context_length, options)?;
+            vision.iter().for_each(|vision| description.config.two_way = vision.rows.two_way);
+            let with = with(&texts.identity);
+            (fingerprint, decoder(&files, description, with, context_length, progress, &mut notices)?)
+        }
         #[cfg(feature = "candle-families")]
         Recognised::CandleModel(plan) => (
             fingerprint::candle_fingerprint(&files, plan.architecture, options)?,
             (candle_models::load(&files, plan, options, context_length, progress)?, None),
         ),
     };
-    let tower = vision.map(|vision| vision.load(&files, options, workers.as_ref(), &texts.tokenizer));
-    let tower = tower.map_or(Ok(None), |tower| vision::noted(tower, &resolved.name, &mut notices))?;
+    let load =
+        |vision: VisionFiles| vision.load(&files, options, workers.as_ref(), &texts.tokenizer, &mut notices);
+    let tower = vision.map(load).transpose()?.flatten();
     let own = own.zip(block).map(|(model, block)| block.loaded(model));
     let draft =
         draft.map(|draft| draft.load(options, workers.as_ref(), context_length, &mut notices)).transpose()?;
@@ -381,7 +383,7 @@ fn plan(
     let options = in_force(files, options, notices);
     let recognised = recognise(files.config_reader())?;
     let block = prediction::block(files, &recognised, &options, "")?;
-    let vision = vision_of(files, None, &recognised, &options, notices)?;
+    let vision = vision_of(files, &recognised, &options, notices)?;
     let beside = Beside { draft: None, block: block.as_ref(), vision: vision.as_ref() };
     let context = context_of(files, &recognised, beside, &options, notices)?;
     Ok((context, demand_of(files, &recognised, beside, &options, context)?))
@@ -398,13 +400,12 @@ struct Beside<'a> {
 /// Finds the tower of a model that our decoder runs.
 fn vision_of(
     files: &ModelFiles,
-    mmproj: Option<&Path>,
     recognised: &Recognised,
     options: &LoadOptions,
     notices: &mut Vec<Notice>,
 ) -> Result<Option<VisionFiles>, LoadError> {
     match recognised {
-        Recognised::Native(description) => vision::find(files, mmproj, description, options.images, notices),
+        Recognised::Native(description) => vision::find(files, description, options.images, notices),
         #[cfg(feature = "candle-families")]
         Recognised::CandleModel(_) => Ok(None),
     }

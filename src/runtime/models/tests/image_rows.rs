@@ -1,8 +1,7 @@
 //! Decoders over image rows: the reference's own rows, positions and logits, of the checkpoints in `vision` of the shared fixtures.
 
-use std::fs;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use llmctl_hub::{ModelSource, Resolved};
 use llmctl_models::images::{ImageKey, ImageRows, ImageSpan, angles_of};
@@ -11,36 +10,33 @@ use llmctl_models::load::{
     self, CpuOptions, Device, Dtype, ImageUse, Isa, KvType, LoadOptions, PredictionUse,
 };
 use llmctl_models::model::{Batch, BatchImage, Model, Row};
-use safetensors::SafeTensors;
 use serde_json::Value;
 
+#[path = "../vision/fixtures.rs"]
+mod fixtures;
+
+use fixtures::{Golden, folder, largest_difference};
+
 /// Checkpoints, and whether the rows of an image see each other.
-const FAMILIES: [(&str, bool); 13] = [
+const FAMILIES: [(&str, bool); 17] = [
     ("gemma3", true),
     ("gemma4", true),
     ("gemma4-e", false),
     ("gemma4-moe", true),
     ("gemma4-unified", true),
+    ("glm4.1v", false),
+    ("idefics3", false),
     ("internvl3", false),
     ("lfm2-vl", false),
     ("ministral3", false),
     ("mistral3", false),
+    ("qwen2.5-vl", false),
     ("qwen3-vl", false),
     ("qwen3-vl-moe", false),
     ("qwen3.5", false),
     ("qwen3.5-moe", false),
+    ("smolvlm", false),
 ];
-
-/// The folder of the checkpoints; `None` (with a note) without shared fixtures.
-fn folder() -> Option<PathBuf> {
-    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../../shared/fixtures");
-    let fixtures = std::env::var_os("LLMCTL_FIXTURES").map_or_else(beside, PathBuf::from);
-    let folder = Some(fixtures.join("vision")).filter(|folder| folder.is_dir());
-    if folder.is_none() {
-        eprintln!("skipped: no shared fixtures");
-    }
-    folder
-}
 
 /// A prompt with what the reference computed.
 struct Prompt {
@@ -57,65 +53,45 @@ struct Prompt {
     logits: Vec<f32>,
 }
 
-struct Golden<'a>(SafeTensors<'a>);
-
-impl Golden<'_> {
-    fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        self.0.tensor(name).ok().map(|tensor| tensor.shape().to_vec())
-    }
-
-    fn floats(&self, name: &str) -> Vec<f32> {
-        let floats = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
-        self.0.tensor(name).map_or(Vec::new(), |tensor| tensor.data().chunks(4).map(floats).collect())
-    }
-
-    fn integers(&self, name: &str) -> Vec<u32> {
-        let integer = |bytes: &[u8]| i64::from_le_bytes(bytes.try_into().unwrap()) as u32;
-        self.0.tensor(name).map_or(Vec::new(), |tensor| tensor.data().chunks(8).map(integer).collect())
-    }
-
-    fn prompt(&self, name: &str, facts: &Value) -> Prompt {
-        let tensor = |part: &str| format!("prompt/{name}/{part}");
-        let numbers = self.integers(&tensor("position_ids"));
-        let is_mrope = !numbers.is_empty();
-        let width = self.shape(&tensor("image_rows")).map_or(1, |shape| shape[1]);
-        let embeddings = self.floats(&tensor("image_rows"));
-        let deep = self.floats(&tensor("deepstack"));
-        let deep = deep.chunks(embeddings.len().max(1)).map(<[f32]>::to_vec).collect();
-        let mut first = 0;
-        let ranges: Vec<[usize; 2]> = serde_json::from_value(facts["image_spans"].clone()).unwrap();
-        let span = |(index, [start, end]): (usize, [usize; 2])| {
-            let image = facts["images"][index].as_str().unwrap_or_default();
-            let grid = match self.integers(&format!("image/{image}/image_grid_thw")).as_slice() {
-                [1, rows, columns] if is_mrope => [rows / 2, columns / 2],
-                _ => [1, (end - start) as u32],
-            };
-            first += end - start;
-            ImageSpan { rows: start..end, key: ImageKey([0; 32]), first: first + start - end, grid }
+fn prompt(golden: &Golden, name: &str, facts: &Value) -> Prompt {
+    let tensor = |part: &str| format!("prompt/{name}/{part}");
+    let numbers = golden.integers(&tensor("position_ids"));
+    let is_mrope = !numbers.is_empty();
+    let width = golden.shape(&tensor("image_rows")).map_or(1, |shape| shape[1]);
+    let embeddings = golden.floats(&tensor("image_rows"));
+    let deep = golden.floats(&tensor("deepstack"));
+    let deep = deep.chunks(embeddings.len().max(1)).map(<[f32]>::to_vec).collect();
+    let mut first = 0;
+    let ranges: Vec<[usize; 2]> = serde_json::from_value(facts["image_spans"].clone()).unwrap();
+    let span = |(index, [start, end]): (usize, [usize; 2])| {
+        let image = facts["images"][index].as_str().unwrap_or_default();
+        let grid = match golden.integers(&format!("image/{image}/image_grid_thw")).as_slice() {
+            [1, rows, columns] if is_mrope => [rows / 2, columns / 2],
+            _ => [1, (end - start) as u32],
         };
-        Prompt {
-            name: name.to_owned(),
-            ids: self.integers(&tensor("ids")),
-            spans: ranges.into_iter().enumerate().map(span).collect(),
-            rows: ImageRows { width, embeddings, deep },
-            is_mrope,
-            numbers,
-            positions: self.integers(&tensor("positions")).into_iter().map(|at| at as usize).collect(),
-            logits: self.floats(&tensor("logits")),
-        }
+        first += end - start;
+        ImageSpan { rows: start..end, key: ImageKey([0; 32]), first: first + start - end, grid }
+    };
+    Prompt {
+        name: name.to_owned(),
+        ids: golden.integers(&tensor("ids")),
+        spans: ranges.into_iter().enumerate().map(span).collect(),
+        rows: ImageRows { width, embeddings, deep },
+        is_mrope,
+        numbers,
+        positions: golden.integers(&tensor("positions")).into_iter().map(|at| at as usize).collect(),
+        logits: golden.floats(&tensor("logits")),
     }
 }
 
 fn prompts(folder: &Path) -> Vec<Prompt> {
-    let bytes = fs::read(folder.join("golden.safetensors")).unwrap();
-    let golden = Golden(SafeTensors::deserialize(&bytes).unwrap());
-    let facts: Value = serde_json::from_slice(&fs::read(folder.join("golden.json")).unwrap()).unwrap();
-    let prompts = facts["prompts"].as_object().unwrap();
+    let golden = Golden::read(folder);
+    let prompts = fixtures::prompts(folder);
     let has_logits = |(name, _): &(&String, &Value)| golden.shape(&format!("prompt/{name}/logits")).is_some();
-    prompts.iter().filter(has_logits).map(|(name, facts)| golden.prompt(name, facts)).collect()
+    prompts.iter().filter(has_logits).map(|(name, facts)| prompt(&golden, name, facts)).collect()
 }
 
-fn model(folder: &Path, threads: usize, isa: Isa) -> Box<dyn Model> {
+fn loaded(resolved: Resolved, threads: usize, isa: Isa) -> Box<dyn Model> {
     let options = LoadOptions {
         device: Device::Cpu(CpuOptions { isa, ..CpuOptions::new(threads) }),
         dtype: Some(Dtype::F32),
@@ -126,10 +102,23 @@ fn model(folder: &Path, threads: usize, isa: Isa) -> Box<dyn Model> {
         available_memory: None,
         packed: None,
         prediction: PredictionUse::Never,
-        images: ImageUse { is_off: true, ..ImageUse::default() },
+        images: ImageUse::default(),
     };
-    let resolved = Resolved::new("tiny".to_owned(), ModelSource::Folder(folder.to_owned()));
     load::load(&resolved, &options, &mut |_, _| ()).unwrap().model
+}
+
+fn model(folder: &Path, threads: usize, isa: Isa) -> Box<dyn Model> {
+    loaded(Resolved::new("tiny".to_owned(), ModelSource::Folder(folder.to_owned())), threads, isa)
+}
+
+/// Loads the GGUF form of a checkpoint with its mmproj file, both by llama.cpp's converter.
+fn gguf_model(folder: &Path) -> Box<dyn Model> {
+    let family = folder.file_name().unwrap().to_str().unwrap();
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/vision-gguf");
+    let mmproj = [folder.join("mmproj-F32.gguf"), ours.join(format!("{family}-mmproj-f32.gguf"))];
+    let source = ModelSource::Gguf(ours.join(format!("{family}-bf16.gguf")));
+    let mmproj = mmproj.into_iter().find(|path| path.exists());
+    loaded(Resolved { mmproj, ..Resolved::new(family.to_owned(), source) }, 2, llmctl_kernel::isa::isa())
 }
 
 /// Whether logits of all rows are wanted, or of those whose logits are stored.
@@ -224,18 +213,21 @@ fn extend(model: &mut dyn Model, table: &mut PageTable, count: usize) {
 #[test]
 fn logits_are_the_references() {
     let Some(folder) = folder() else { return };
+    let mut wrong = Vec::new();
     for (family, is_two_way) in FAMILIES {
         let folder = folder.join(family);
-        let mut model = model(&folder, 2, llmctl_kernel::isa::isa());
-        for prompt in prompts(&folder) {
-            let feed = Feed { is_two_way, chunk: 128, wanted: Wanted::All, has_company: false };
-            let got = prompt.compute(&mut *model, feed);
-            assert_eq!(got.len(), prompt.logits.len());
-            let pairs = got.iter().zip(&prompt.logits);
-            let worst = pairs.map(|(got, stored)| (got - stored).abs()).fold(0.0, f32::max);
-            assert!(worst < 1e-3 && got.iter().all(|x| x.is_finite()), "{family} {}: {worst}", prompt.name);
+        let models = [model(&folder, 2, llmctl_kernel::isa::isa()), gguf_model(&folder)];
+        for (form, mut model) in ["folder", "gguf"].into_iter().zip(models) {
+            for prompt in prompts(&folder) {
+                let feed = Feed { is_two_way, chunk: 128, wanted: Wanted::All, has_company: false };
+                let worst = largest_difference(&prompt.compute(&mut *model, feed), &prompt.logits);
+                if worst >= 1e-3 {
+                    wrong.push(format!("{family} {form} {}: {worst}", prompt.name));
+                }
+            }
         }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The part of a tokenizer that the engine uses: the bytes of a token. Encoding happens before a request is
-//! submitted.
+//! The part of a tokenizer that the engine uses: the bytes of a token, and the tokens of sequence breakers. Prompts are
+//! encoded before a request is submitted.
 
 use std::borrow::Cow;
 
@@ -12,6 +12,11 @@ pub trait Vocabulary: Send + Sync {
 
     /// Returns whether this is a control token (turn marker, padding) rather than text.
     fn is_special(&self, id: u32) -> bool;
+
+    /// Returns the tokens of a text that continues another; `None` if it cannot encode, as vocabularies of tests.
+    fn encode_rest(&self, _rest: &str) -> Option<Vec<u32>> {
+        None
+    }
 }
 
 impl Vocabulary for Tokenizer {
@@ -21,5 +26,9 @@ impl Vocabulary for Tokenizer {
 
     fn is_special(&self, id: u32) -> bool {
         Tokenizer::is_special(self, id)
+    }
+
+    fn encode_rest(&self, rest: &str) -> Option<Vec<u32>> {
+        self.encode_plain_rest(rest).ok()
     }
 }

@@ -85,12 +85,18 @@ impl<'a> TowerFile<'a> {
         }
     }
 
-    /// Reads a vector by its name, with `.weight` or without.
-    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
+    /// Reads a tensor of this many values by its name, with `.weight` or without. Returns the name that the file has.
+    fn named(&self, name: &str, len: usize) -> Result<(String, HostTensor), LoadError> {
         let weight = format!("{name}.weight");
-        let found =
-            self.sized(&weight, len)?.map_or_else(|| self.sized(name, len), |found| Ok(Some(found)))?;
-        found.map(|tensor| to_f32(&tensor)).ok_or_else(|| missing(&weight))
+        if let Some(found) = self.sized(&weight, len)? {
+            return Ok((weight, found));
+        }
+        let found = self.sized(name, len)?.ok_or_else(|| missing(&weight))?;
+        Ok((name.to_owned(), found))
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
+        self.named(name, len).map(|(_, tensor)| to_f32(&tensor))
     }
 
     fn norm(&self, norm: &NormConfig, len: usize) -> Result<TowerNorm, LoadError> {
@@ -114,13 +120,7 @@ impl<'a> TowerFile<'a> {
 
     /// Reads a matrix and its bias, if it has one. All dimensions of the file's tensor behind the first count as one.
     fn linear(&self, name: &str, [rows, cols]: [usize; 2]) -> Result<Linear, LoadError> {
-        let weight_name = format!("{name}.weight");
-        let found = match self.sized(&weight_name, rows * cols)? {
-            Some(found) => Some((weight_name.clone(), found)),
-            // Gemma 3 has a matrix that is no module.
-            None => self.sized(name, rows * cols)?.map(|found| (name.to_owned(), found)),
-        };
-        let (found_name, weight) = found.ok_or_else(|| missing(&weight_name))?;
+        let (found_name, weight) = self.named(name, rows * cols)?;
         if weight.shape.first() != Some(&rows) {
             return Err(wrong_size(&found_name, &weight, rows * cols));
         }
@@ -161,8 +161,8 @@ impl<'a> TowerFile<'a> {
         if frames == 1 {
             return self.linear(&name, [hidden, len]);
         }
-        let mut sums = vec![0.0f32; hidden * len];
         let mut linear = self.linear(&name, [hidden, if are_apart { len } else { frames * len }])?;
+        let mut sums = vec![0.0f32; hidden * len];
         let whole = to_f32(&linear.weight);
         for (channel, sums) in sums.chunks_exact_mut(area).enumerate() {
             let frames = if are_apart { 1 } else { frames };
@@ -190,14 +190,9 @@ impl<'a> TowerFile<'a> {
             Positions::Axes { len, .. } => 2 * len,
         };
         let name = format!("{}{}", config.names.prefix, config.names.positions);
-        let weight = format!("{name}.weight");
-        let found = match self.sized(&weight, rows * hidden)? {
-            Some(found) => Some(found),
-            None => self.sized(&name, rows * hidden)?,
-        };
-        let table = found.ok_or_else(|| missing(&weight))?;
+        let (found_name, table) = self.named(&name, rows * hidden)?;
         if table.shape.last() != Some(&hidden) {
-            return Err(wrong_size(&weight, &table, rows * hidden));
+            return Err(wrong_size(&found_name, &table, rows * hidden));
         }
         Ok(Some(PositionTable {
             kind: config.positions,

@@ -3,6 +3,8 @@
 //! A tower is loaded beside the decoder and computes a picture in slices, so that the engine can run steps in between.
 
 mod config;
+#[cfg(test)]
+pub mod fixtures;
 mod job;
 mod load;
 mod parts;

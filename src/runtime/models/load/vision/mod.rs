@@ -4,28 +4,6 @@
 //! [`FAMILIES`], and its functions there.
 
 mod pixels;
-fn without(tensor: &str) -> String {
-    format!("the tower's tensor {tensor:?} is missing")
-}
-
-/// Returns a tower, or nothing and a notice if the model's own file lacks a part of it.
-///
-/// # Errors
-/// All errors but that one.
-pub fn noted(
-    tower: Result<Box<dyn Tower>, LoadError>,
-    model: &str,
-    notices: &mut Vec<Notice>,
-) -> Result<Option<Box<dyn Tower>>, LoadError> {
-    match tower {
-        Err(LoadError::Tensor { tensor, message }) if message == MISSING => {
-            notices.push(Notice::NoVision { family: model.to_owned(), reason: without(&tensor) });
-            Ok(None)
-        }
-        tower => tower.map(Some),
-    }
-}
-
 #[cfg(test)]
 mod tests;
 mod towers;
@@ -33,7 +11,7 @@ mod towers;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use llmctl_image::PixelRule;
+use llmctl_image::{ImageLimits, PixelRule};
 use serde_json::Value;
 
 use super::files::ModelFiles;
@@ -41,7 +19,7 @@ use super::gguf::Gguf;
 use super::gguf_config::gguf_config_reader;
 use super::{Device, ImageUse, LoadOptions, hf};
 use crate::backend::cpu::{Cpu, CpuOptions, CpuThreads};
-use crate::images::{ImageText, RowRule, TextForm, VisionSpec};
+use crate::images::{ImageText, RowRule, TextForm, TwoWay, VisionSpec};
 use crate::memory::Demand;
 use crate::model::arch::{ConfigReader, Description};
 use crate::model::decoder::Matrix;
@@ -51,15 +29,17 @@ use crate::text::Tokenizer;
 use crate::vision::{ProjectorStep, Tower, TowerConfig, TowerParts, load_tower};
 use llmctl_base::error::LoadError;
 use llmctl_base::notice::Notice;
-use llmctl_hub::ModelSource;
+use llmctl_hub::Resolved;
 
 /// One family of towers: its names in files, and the facts that no file states.
 pub struct VisionFamily {
     pub name: &'static str,
     /// `model_type` values of config.json.
     model_types: &'static [&'static str],
-    /// `clip.projector_type` of mmproj files, if they are read.
-    projector: Option<&'static str>,
+    /// `clip.projector_type` of mmproj files.
+    projector: &'static str,
+    /// Architectures of GGUF files whose models all read images, besides those with sections of M-RoPE.
+    gguf_names: &'static [&'static str],
     /// What the chat template prints for an image.
     printed: &'static str,
     /// Tokens that can stand for a row, the usual one first.
@@ -76,14 +56,24 @@ pub struct VisionSource<'a> {
     top: &'a ConfigReader,
     pixels: &'a ConfigReader,
     tensors: &'a dyn TensorSource,
-    /// Width of the decoder's rows.
-    width: usize,
-    /// The decoder's epsilon of norms.
-    text_eps: f32,
+    decoder: &'a Description,
 }
 
-fn bare() -> TextForm {
-    TextForm::Run { before: String::new(), after: String::new() }
+impl VisionSource<'_> {
+    /// Describes a family's tower in the model's own files.
+    fn files(&self, family: &'static VisionFamily, path: &Path) -> Result<VisionFiles, LoadError> {
+        let config = (family.tower)(self)?;
+        Ok(VisionFiles {
+            family,
+            pixels: (family.pixels)(self, &config)?,
+            config,
+            rows: row_rule(self.decoder),
+            mmproj: None,
+            has_audio: false,
+            image_token: None,
+            path: path.to_owned(),
+        })
+    }
 }
 
 fn between(before: &str, after: &str) -> TextForm {
@@ -93,10 +83,11 @@ fn between(before: &str, after: &str) -> TextForm {
 const QWEN3_VL: VisionFamily = VisionFamily {
     name: "qwen3-vl",
     model_types: &["qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"],
-    projector: Some("qwen3vl_merger"),
+    projector: "qwen3vl_merger",
+    gguf_names: &[],
     printed: "<|image_pad|>",
     placeholders: &["<|image_pad|>"],
-    form: bare,
+    form: || between("", ""),
     tower: towers::qwen3_vl,
     pixels: pixels::qwen3_vl,
 };
@@ -104,7 +95,8 @@ const QWEN3_VL: VisionFamily = VisionFamily {
 const GEMMA4: VisionFamily = VisionFamily {
     name: "gemma4",
     model_types: &["gemma4"],
-    projector: Some("gemma4v"),
+    projector: "gemma4v",
+    gguf_names: &["gemma4"],
     printed: "<|image|>",
     placeholders: &["<|image|>"],
     form: || between("<|image>", "<image|>"),
@@ -115,7 +107,7 @@ const GEMMA4: VisionFamily = VisionFamily {
 const GEMMA4_UNIFIED: VisionFamily = VisionFamily {
     name: "gemma4-unified",
     model_types: &["gemma4_unified"],
-    projector: None,
+    projector: "gemma4uv",
     tower: towers::gemma4_unified,
     ..GEMMA4
 };
@@ -126,7 +118,7 @@ const FAMILIES: &[VisionFamily] = &[
     VisionFamily {
         name: "qwen2.5-vl",
         model_types: &["qwen2_5_vl"],
-        projector: Some("qwen2.5vl_merger"),
+        projector: "qwen2.5vl_merger",
         tower: towers::qwen2_5_vl,
         pixels: pixels::qwen2_5_vl,
         ..QWEN3_VL
@@ -134,7 +126,8 @@ const FAMILIES: &[VisionFamily] = &[
     VisionFamily {
         name: "gemma3",
         model_types: &["gemma3"],
-        projector: Some("gemma3"),
+        projector: "gemma3",
+        gguf_names: &[],
         printed: "<start_of_image>",
         // Published GGUF files have no token for a row; any unused one does, because its embedding is not read.
         placeholders: &["<image_soft_token>", "<unused98>"],
@@ -147,7 +140,8 @@ const FAMILIES: &[VisionFamily] = &[
     VisionFamily {
         name: "idefics3",
         model_types: &["idefics3", "smolvlm"],
-        projector: Some("idefics3"),
+        projector: "idefics3",
+        gguf_names: &[],
         printed: "<image>",
         placeholders: &["<image>"],
         form: || TextForm::FencedTiles,
@@ -157,7 +151,8 @@ const FAMILIES: &[VisionFamily] = &[
     VisionFamily {
         name: "lfm2-vl",
         model_types: &["lfm2_vl"],
-        projector: Some("lfm2"),
+        projector: "lfm2",
+        gguf_names: &[],
         printed: "<image>",
         placeholders: &["<image>"],
         form: || TextForm::NumberedTiles,
@@ -167,7 +162,8 @@ const FAMILIES: &[VisionFamily] = &[
     VisionFamily {
         name: "pixtral",
         model_types: &["mistral3"],
-        projector: Some("pixtral"),
+        projector: "pixtral",
+        gguf_names: &["mistral3"],
         printed: "[IMG]",
         placeholders: &["[IMG]"],
         form: || TextForm::Rows { row_end: "[IMG_BREAK]".to_owned(), end: "[IMG_END]".to_owned() },
@@ -177,7 +173,8 @@ const FAMILIES: &[VisionFamily] = &[
     VisionFamily {
         name: "internvl",
         model_types: &["internvl"],
-        projector: Some("internvl"),
+        projector: "internvl",
+        gguf_names: &[],
         printed: "<IMG_CONTEXT>",
         placeholders: &["<IMG_CONTEXT>"],
         form: || between("<img>", "</img>"),
@@ -187,10 +184,11 @@ const FAMILIES: &[VisionFamily] = &[
     VisionFamily {
         name: "glm4v",
         model_types: &["glm4v", "glm46v"],
-        projector: Some("glm4v"),
+        projector: "glm4v",
+        gguf_names: &[],
         printed: "<|image|>",
         placeholders: &["<|image|>"],
-        form: bare,
+        form: || between("", ""),
         tower: towers::glm4v,
         pixels: pixels::glm4v,
     },
@@ -201,9 +199,12 @@ pub struct VisionFiles {
     family: &'static VisionFamily,
     pub config: TowerConfig,
     pub pixels: PixelRule,
+    /// What the decoder has to do with the rows.
     pub rows: RowRule,
     /// `None` if the tensors are the model's.
     mmproj: Option<Arc<Gguf>>,
+    /// True if the mmproj file has an encoder of audio, which is not read.
+    has_audio: bool,
     /// Token that the file gives a row.
     image_token: Option<u32>,
     path: PathBuf,
@@ -218,20 +219,45 @@ pub struct VisionFacts {
     pub tokens: [u32; 2],
 }
 
-/// Describes what the model of these files sees; `None` if it sees nothing that can be computed.
-///
-/// # Errors
-/// [`LoadError`] naming the file and the key or tensor at fault.
-pub fn vision_facts(
-    source: &ModelSource,
-    mmproj: Option<&Path>,
-    images: ImageUse,
-) -> Result<Option<VisionFacts>, LoadError> {
-    let files = ModelFiles::open(source)?;
-    let Some(description) = crate::model::arch::parse_config(files.config_reader())? else { return Ok(None) };
-    let found = find(&files, mmproj, &description, images, &mut Vec::new())?;
-    Ok(found
-        .map(|vision| VisionFacts { tower: vision.family.name, tokens: pixels::token_range(&vision.pixels) }))
+/// The images that a model reads, from headers alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sight {
+    Images(VisionFacts),
+    /// Its mmproj file is not here.
+    FileMissing,
+    /// It has no tower.
+    Text,
+    /// Why its tower cannot be used.
+    Unusable(String),
+}
+
+impl Sight {
+    /// Reads what the model of these files sees.
+    ///
+    /// # Errors
+    /// [`LoadError`] naming the file and the key or tensor at fault.
+    pub fn of(resolved: &Resolved, images: ImageUse) -> Result<Self, LoadError> {
+        let files = ModelFiles::of(resolved)?;
+        let Some(description) = crate::model::arch::parse_config(files.config_reader())? else {
+            return Ok(Self::Text);
+        };
+        Ok(match look(&files, &description, images)? {
+            Found::Tower(vision) => Self::Images(VisionFacts {
+                tower: vision.family.name,
+                tokens: pixels::token_range(&vision.pixels),
+            }),
+            Found::NoFile if reads_images(&files, &description)? => Self::FileMissing,
+            Found::NoFile | Found::Nothing => Self::Text,
+            Found::Unusable(reason) => Self::Unusable(reason),
+        })
+    }
+}
+
+/// Returns whether the model of a GGUF file has a tower in a file of its own, as far as its keys say: M-RoPE is for images.
+fn reads_images(files: &ModelFiles, description: &Description) -> Result<bool, LoadError> {
+    let name = files.config_reader().architecture()?;
+    let is_listed = |family: &VisionFamily| family.gguf_names.contains(&&*name);
+    Ok(row_rule(description).mrope || FAMILIES.iter().any(is_listed))
 }
 
 /// Finds the tower of a model. A model whose tower cannot be computed gets a notice, and reads text alone.
@@ -240,32 +266,54 @@ pub fn vision_facts(
 /// [`LoadError`] naming the key or tensor at fault; [`LoadError::Unsupported`] for an mmproj file of another model.
 pub fn find(
     files: &ModelFiles,
-    mmproj: Option<&Path>,
     description: &Description,
     images: ImageUse,
     notices: &mut Vec<Notice>,
 ) -> Result<Option<VisionFiles>, LoadError> {
-    if images.is_off {
-        return Ok(None);
-    }
-    let found = match (mmproj, files.folder()) {
-        (Some(path), _) => in_mmproj(path, description)?,
-        (None, Some(folder)) => match in_folder(folder, files.tensors(), description) {
-            Err(LoadError::Tensor { tensor, message }) if message == MISSING => {
-                let family = description.config.architecture.to_owned();
-                Found::Unknown { family, reason: without(&tensor) }
-            }
-            found => found?,
-        },
-        (None, None) => return Ok(None),
-    };
-    let mut vision = match found {
-        Found::Tower(vision) => *vision,
-        Found::Nothing => return Ok(None),
-        Found::Unknown { family, reason } => {
-            notices.push(Notice::NoVision { family, reason });
-            return Ok(None);
+    match look(files, description, images)? {
+        Found::Tower(vision) => {
+            notices.extend(vision.has_audio.then(|| Notice::NoAudio { path: vision.path.clone() }));
+            Ok(Some(*vision))
         }
+        Found::NoFile | Found::Nothing => Ok(None),
+        Found::Unusable(reason) => {
+            notices.push(Notice::NoVision { family: description.config.architecture.to_owned(), reason });
+            Ok(None)
+        }
+    }
+}
+
+enum Found {
+    Tower(Box<VisionFiles>),
+    /// A GGUF file without an mmproj file.
+    NoFile,
+    /// The files have no vision part, or it is not to be used.
+    Nothing,
+    /// Why the tower is not computed.
+    Unusable(String),
+}
+
+/// Takes a tensor that a tower lacks for a reason to read text alone.
+fn usable<T>(tower: Result<T, LoadError>) -> Result<Result<T, String>, LoadError> {
+    match tower {
+        Err(LoadError::Tensor { tensor, message }) if message == MISSING => {
+            Ok(Err(format!("the tower's tensor {tensor:?} is missing")))
+        }
+        tower => tower.map(Ok),
+    }
+}
+
+fn look(files: &ModelFiles, description: &Description, images: ImageUse) -> Result<Found, LoadError> {
+    let found = match (files.mmproj(), files.folder()) {
+        _ if images.is_off => return Ok(Found::Nothing),
+        (Some(path), _) => in_mmproj(path, description),
+        (None, Some(folder)) => in_folder(folder, files.tensors(), description),
+        (None, None) => return Ok(Found::NoFile),
+    };
+    let mut vision = match usable(found)? {
+        Ok(Found::Tower(vision)) => vision,
+        Ok(found) => return Ok(found),
+        Err(reason) => return Ok(Found::Unusable(reason)),
     };
     vision.config.check()?;
     pixels::limit(&mut vision.pixels, images.tokens);
@@ -274,55 +322,37 @@ pub fn find(
     };
     vision.pixels.check().map_err(refuse)?;
     vision.check_width(description.config.hidden_size)?;
-    Ok(Some(vision))
-}
-
-enum Found {
-    Tower(Box<VisionFiles>),
-    /// The files have no vision part.
-    Nothing,
-    Unknown {
-        family: String,
-        reason: String,
-    },
+    Ok(Found::Tower(vision))
 }
 
 fn in_mmproj(path: &Path, description: &Description) -> Result<Found, LoadError> {
-    const TYPE: &str = "projector_type";
     let gguf = Arc::new(Gguf::open(path)?);
     let reader = gguf_config_reader(&gguf);
     if reader.architecture()? != "clip" {
         return Err(reader.unsupported("is no file of a vision tower (general.architecture is not clip)"));
     }
     // A file with an audio part too has a type for each.
-    let of_vision = reader.string("vision.projector_type")?;
-    let projector = match of_vision {
-        Some(projector) => projector,
-        None => reader.string(TYPE)?.ok_or_else(|| reader.error(TYPE, "is missing"))?,
+    let [of_all, of_vision, of_audio] =
+        ["projector_type", "vision.projector_type", "audio.projector_type"].map(|key| reader.string(key));
+    let has_audio = of_audio?.is_some() || reader.flag("has_audio_encoder")? == Some(true);
+    let projector = match (of_vision?, of_all?) {
+        _ if has_audio && reader.flag("has_vision_encoder")? != Some(true) => {
+            return Ok(Found::Unusable("its mmproj file has an encoder of audio alone".to_owned()));
+        }
+        (Some(projector), _) | (None, Some(projector)) => projector,
+        (None, None) => return Err(reader.error("projector_type", "is missing")),
     };
-    let Some(family) = FAMILIES.iter().find(|family| family.projector == Some(&*projector)) else {
-        let reason = format!("projector type {projector:?} is not supported");
-        return Ok(Found::Unknown { family: description.config.architecture.to_owned(), reason });
+    let Some(family) = FAMILIES.iter().find(|family| family.projector == projector) else {
+        return Ok(Found::Unusable(format!("projector type {projector:?} is not supported")));
     };
-    let source = VisionSource {
-        vision: &reader,
-        top: &reader,
-        pixels: &reader,
-        tensors: &*gguf,
-        width: description.config.hidden_size,
-        text_eps: description.config.final_norm_eps,
-    };
-    let config = (family.tower)(&source)?;
-    let pixels = (family.pixels)(&source, &config)?;
-    Ok(Found::Tower(Box::new(VisionFiles {
-        family,
-        config,
-        pixels,
-        rows: row_rule(description),
-        mmproj: Some(gguf.clone()),
-        image_token: None,
-        path: path.to_owned(),
-    })))
+    let [vision, top, pixels] = [&reader; 3];
+    let source = VisionSource { vision, top, pixels, tensors: &*gguf, decoder: description };
+    let mut files = source.files(family, path)?;
+    if family.projector == GEMMA4_UNIFIED.projector {
+        // The keys of the unified model's text are those of its relatives.
+        files.rows.two_way = TwoWay::Whole;
+    }
+    Ok(Found::Tower(Box::new(VisionFiles { mmproj: Some(gguf.clone()), has_audio, ..files })))
 }
 
 fn in_folder(
@@ -337,40 +367,21 @@ fn in_folder(
     };
     let model_type = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
     let Some(family) = FAMILIES.iter().find(|family| family.model_types.contains(&model_type)) else {
-        let reason = format!("vision towers of model type {model_type:?} are not supported");
-        return Ok(Found::Unknown { family: description.config.architecture.to_owned(), reason });
+        return Ok(Found::Unusable(format!("vision towers of model type {model_type:?} are not supported")));
     };
     let is_vision = |name: &str| ["vision", "visual"].iter().any(|part| name.contains(part));
     if !tensors.names().iter().any(|name| is_vision(name)) {
-        let reason = "the folder has no tensors of the vision tower".to_owned();
-        return Ok(Found::Unknown { family: description.config.architecture.to_owned(), reason });
+        return Ok(Found::Unusable("the folder has no tensors of the vision tower".to_owned()));
     }
     let reader = |value| ConfigReader::hugging_face(path.clone(), value);
-    let (vision, top) = (reader(vision), reader(config));
-    let pixels = preprocessor(folder)?;
-    let source = VisionSource {
-        vision: &vision,
-        top: &top,
-        pixels: &pixels,
-        tensors,
-        width: description.config.hidden_size,
-        text_eps: description.config.final_norm_eps,
-    };
-    let tower = (family.tower)(&source)?;
-    let rule = (family.pixels)(&source, &tower)?;
+    let (vision, top, pixels) = (&reader(vision), &reader(config), &preprocessor(folder)?);
     let token = match top.count("image_token_id")? {
         None => top.count("image_token_index")?,
         given => given,
     };
-    Ok(Found::Tower(Box::new(VisionFiles {
-        family,
-        config: tower,
-        pixels: rule,
-        rows: row_rule(description),
-        mmproj: None,
-        image_token: token.and_then(|token| u32::try_from(token).ok()),
-        path,
-    })))
+    let source = VisionSource { vision, top, pixels, tensors, decoder: description };
+    let image_token = token.and_then(|token| u32::try_from(token).ok());
+    Ok(Found::Tower(Box::new(VisionFiles { image_token, ..source.files(family, &path)? })))
 }
 
 /// Returns what the decoder does with rows of images.
@@ -441,7 +452,7 @@ impl VisionFiles {
         })
     }
 
-    /// Reads the tower's weights. `workers` are threads that the model shares.
+    /// Reads the tower's weights. `workers` are threads that the model shares. A tower that lacks a tensor gets a notice.
     ///
     /// # Errors
     /// Those of [`Self::spec`] and [`load_tower`].
@@ -451,7 +462,8 @@ impl VisionFiles {
         options: &LoadOptions,
         workers: Option<&CpuThreads>,
         tokenizer: &Tokenizer,
-    ) -> Result<Box<dyn Tower>, LoadError> {
+        notices: &mut Vec<Notice>,
+    ) -> Result<Option<Box<dyn Tower>>, LoadError> {
         let cpu_options = match options.device {
             Device::Cpu(options) => options,
             Device::Candle(_) => {
@@ -466,16 +478,19 @@ impl VisionFiles {
             let wanted = tower_dtype(options, tensor.dtype);
             super::quantize::convert(name, &tensor, wanted)
         };
-        load_tower(TowerParts {
+        let tower = load_tower(TowerParts {
             spec: self.spec(tokenizer)?,
             config: self.config.clone(),
             source: self.tensors(files),
             convert: &convert,
             cpu: cpu.map_err(super::backend)?,
-        })
+        });
+        let family = self.family.name.to_owned();
+        let blind = |reason| notices.push(Notice::NoVision { family, reason });
+        Ok(usable(tower)?.map_err(blind).ok())
     }
 
-    /// Adds the tower's memory: its weights, and the activations of the largest image.
+    /// Adds the tower's memory: its weights, the activations of the largest image, and its decoded pixels.
     ///
     /// # Errors
     /// [`LoadError::Tensor`] for rows that are not whole blocks.
@@ -486,12 +501,11 @@ impl VisionFiles {
         options: &LoadOptions,
     ) -> Result<Demand, LoadError> {
         let tensors = self.tensors(files);
-        let is_ours = |name: &str| {
-            self.mmproj.is_some()
-                || ["vision", "visual", "multi_modal_projector", "connector"]
-                    .iter()
-                    .any(|part| name.contains(part))
+        let parts: &[&str] = match self.mmproj {
+            Some(_) => &["v.", "mm."],
+            None => &["vision", "visual", "multi_modal_projector", "connector"],
         };
+        let is_ours = |name: &str| parts.iter().any(|part| name.contains(part)) && !name.starts_with("mm.a.");
         let mut weights = demand.weights;
         for name in tensors.names().iter().filter(|name| is_ours(name)) {
             let Some((shape, stored)) = tensors.describe(name) else { continue };
@@ -505,7 +519,9 @@ impl VisionFiles {
         let per_patch = 6 * config.hidden_size
             + 2 * config.intermediate_size
             + 3 * config.patches.size * config.patches.size;
-        let fixed = demand.fixed.saturating_add(patches.saturating_mul(4 * per_patch as u64));
+        let picture = 3 * ImageLimits::default().pixels;
+        let fixed =
+            demand.fixed.saturating_add(patches.saturating_mul(4 * per_patch as u64).saturating_add(picture));
         Ok(Demand { weights, fixed, ..demand })
     }
 }

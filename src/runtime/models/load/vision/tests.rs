@@ -1,16 +1,17 @@
 //! Every family of the fixtures: texts, ids and tower rows against transformers', and mmproj files against folders.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use llmctl_image::{ImageFile, ImageLimits, Patches};
-use safetensors::SafeTensors;
 use serde_json::json;
 
 use super::*;
 use crate::backend::cpu::CpuOptions;
 use crate::images::ImageRows;
 use crate::load::{KvType, PredictionUse};
+use crate::vision::fixtures::{self, Golden, largest_difference, prompts};
+use llmctl_hub::ModelSource;
 use llmctl_kernel::Dtype;
 
 /// Families, and the largest difference of rows from the reference's. Its pixels are torchvision's in two of them, which differ
@@ -35,16 +36,6 @@ const FOLDERS: [(&str, f32); 17] = [
     ("smolvlm", 1e-4),
 ];
 
-fn fixtures() -> Option<PathBuf> {
-    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../../shared/fixtures");
-    let folder = std::env::var_os("LLMCTL_FIXTURES").map_or_else(beside, PathBuf::from).join("vision");
-    if !folder.is_dir() {
-        eprintln!("skipped: no fixtures at {}", folder.display());
-        return None;
-    }
-    Some(folder)
-}
-
 fn options() -> LoadOptions {
     LoadOptions {
         device: Device::Cpu(CpuOptions::new(2)),
@@ -66,11 +57,26 @@ struct Opened {
     vision: VisionFiles,
 }
 
-fn open(folder: &Path, mmproj: Option<&Path>) -> Result<Option<Opened>, LoadError> {
-    let files = ModelFiles::open(&ModelSource::Folder(folder.into()))?;
+fn resolved(folder: &Path, mmproj: Option<&Path>) -> Resolved {
+    let source = ModelSource::Folder(folder.to_owned());
+    Resolved { mmproj: mmproj.map(Path::to_owned), ..Resolved::new("tiny".to_owned(), source) }
+}
+
+/// Opens a family's files, and says what is noticed.
+fn look_at(
+    folder: &Path,
+    mmproj: Option<&Path>,
+    images: ImageUse,
+) -> Result<(Option<Opened>, Vec<Notice>), LoadError> {
+    let files = ModelFiles::of(&resolved(folder, mmproj))?;
     let description = crate::model::arch::parse_config(files.config_reader())?.expect("a native family");
-    let found = find(&files, mmproj, &description, ImageUse::default(), &mut Vec::new())?;
-    Ok(found.map(|vision| Opened { files, vision }))
+    let mut notices = Vec::new();
+    let found = find(&files, &description, images, &mut notices)?;
+    Ok((found.map(|vision| Opened { files, vision }), notices))
+}
+
+fn open(folder: &Path, mmproj: Option<&Path>) -> Result<Option<Opened>, LoadError> {
+    look_at(folder, mmproj, ImageUse::default()).map(|(opened, _)| opened)
 }
 
 fn picture(fixtures: &Path, name: &str) -> Arc<ImageFile> {
@@ -78,7 +84,7 @@ fn picture(fixtures: &Path, name: &str) -> Arc<ImageFile> {
         fixtures.join("images").join(format!("{}.decoded.png", name.split('.').next().expect("a name")));
     let path = Some(decoded).filter(|path| path.exists() && name != "alpha.png");
     let bytes = std::fs::read(path.unwrap_or_else(|| fixtures.join("images").join(name))).expect("readable");
-    Arc::new(ImageFile::read(bytes.into(), &ImageLimits::default()).expect("an image"))
+    ImageFile::read(bytes.into(), &ImageLimits::default()).expect("an image")
 }
 
 fn rows(tower: &dyn Tower, tiles: Vec<Patches>) -> ImageRows {
@@ -91,10 +97,6 @@ fn rows(tower: &dyn Tower, tiles: Vec<Patches>) -> ImageRows {
     panic!("never ends")
 }
 
-fn golden(folder: &Path) -> Value {
-    serde_json::from_slice(&std::fs::read(folder.join("golden.json")).expect("readable")).expect("JSON")
-}
-
 /// Returns the names of images in a prompt of golden.json.
 fn images(prompt: &Value) -> Vec<&str> {
     prompt["images"].as_array().expect("a list").iter().map(|name| name.as_str().expect("a name")).collect()
@@ -102,14 +104,13 @@ fn images(prompt: &Value) -> Vec<&str> {
 
 #[test]
 fn texts_and_ids_of_images_are_the_references() {
-    let Some(fixtures) = fixtures() else { return };
+    let Some(fixtures) = fixtures::folder() else { return };
     for (family, _) in FOLDERS {
         let folder = fixtures.join(family);
         let Opened { files, vision } = open(&folder, None).expect(family).expect(family);
         let tokenizer = files.tokenizer().expect(family);
         let spec = vision.spec(&tokenizer).expect(family);
-        let golden = golden(&folder);
-        for (name, prompt) in golden["prompts"].as_object().expect("prompts") {
+        for (name, prompt) in &prompts(&folder) {
             let text = prompt["text"].as_str().expect("text");
             let mut parts = text.split(&spec.text.printed);
             let mut expanded = parts.next().unwrap_or_default().to_owned();
@@ -138,43 +139,35 @@ fn texts_and_ids_of_images_are_the_references() {
 
 #[test]
 fn rows_of_folders_and_mmproj_files_are_the_references() {
-    let Some(fixtures) = fixtures() else { return };
+    let Some(fixtures) = fixtures::folder() else { return };
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/vision-gguf");
     let mut worst = Vec::new();
     for (family, most) in FOLDERS {
         let folder = fixtures.join(family);
-        let bytes = std::fs::read(folder.join("golden.safetensors")).expect("readable");
-        let tensors = SafeTensors::deserialize(&bytes).expect("tensors");
+        let golden = Golden::read(&folder);
         let tower = |mmproj: Option<&Path>| {
             let Opened { files, vision } = open(&folder, mmproj).expect(family).expect(family);
             let tokenizer = files.tokenizer().expect(family);
-            vision.load(&files, &options(), None, &tokenizer).expect(family)
+            let tower = vision.load(&files, &options(), None, &tokenizer, &mut Vec::new());
+            tower.expect(family).expect(family)
         };
         let of_folder = tower(None);
-        let mmproj = folder.join("mmproj-F32.gguf");
-        let of_file = mmproj.exists().then(|| tower(Some(&mmproj)));
+        let mmproj = [folder.join("mmproj-F32.gguf"), ours.join(format!("{family}-mmproj-f32.gguf"))];
+        let of_file = tower(Some(mmproj.iter().find(|path| path.exists()).expect(family)));
         let (mut from_reference, mut from_folder) = (0.0f32, 0.0f32);
-        for (name, prompt) in golden(&folder)["prompts"].as_object().expect("prompts") {
+        for (name, prompt) in &prompts(&folder) {
             let [image] = images(prompt)[..] else { continue };
             let patches =
                 of_folder.spec().pixels.patches(&picture(&fixtures, image).picture).expect("patches");
             let computed = rows(&*of_folder, patches.clone());
             for (part, values) in
-                [("image_rows", vec![computed.embeddings.clone()]), ("deepstack", computed.deep.clone())]
+                [("image_rows", computed.embeddings.clone()), ("deepstack", computed.deep.concat())]
             {
-                let Ok(tensor) = tensors.tensor(&format!("prompt/{name}/{part}")) else { continue };
-                let stored =
-                    tensor.data().chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().expect("4")));
-                let values = values.concat();
-                assert_eq!(values.len(), tensor.data().len() / 4, "{family} {name} {part}");
-                from_reference =
-                    values.iter().zip(stored).map(|(a, b)| (a - b).abs()).fold(from_reference, f32::max);
+                let stored = golden.floats(&format!("prompt/{name}/{part}"));
+                from_reference = from_reference.max(largest_difference(&values, &stored));
             }
-            if let Some(of_file) = &of_file {
-                let other = rows(&**of_file, patches);
-                let differences =
-                    computed.embeddings.iter().zip(&other.embeddings).map(|(a, b)| (a - b).abs());
-                from_folder = differences.fold(from_folder, f32::max);
-            }
+            let other = rows(&*of_file, patches);
+            from_folder = from_folder.max(largest_difference(&computed.embeddings, &other.embeddings));
         }
         if !(from_reference <= most && from_folder <= 2e-5) {
             worst.push(format!(
@@ -204,7 +197,7 @@ fn changed(folder: &Path, file: &str, change: impl Fn(&mut Value)) -> tempfile::
 
 #[test]
 fn numbers_that_cannot_be_are_refused_by_name() {
-    let Some(fixtures) = fixtures() else { return };
+    let Some(fixtures) = fixtures::folder() else { return };
     let cases = [
         ("qwen3-vl", "config.json", "/vision_config/num_heads", json!(0)),
         ("qwen3-vl", "config.json", "/vision_config/depth", json!(1u64 << 40)),
@@ -228,14 +221,9 @@ fn numbers_that_cannot_be_are_refused_by_name() {
 
 #[test]
 fn a_tower_that_is_not_computed_leaves_the_text_and_a_notice() {
-    let Some(fixtures) = fixtures() else { return };
+    let Some(fixtures) = fixtures::folder() else { return };
     let find = |folder: &Path, mmproj: Option<&Path>, images| {
-        let files = ModelFiles::open(&ModelSource::Folder(folder.into())).expect("opens");
-        let description =
-            crate::model::arch::parse_config(files.config_reader()).expect("parses").expect("a family");
-        let mut notices = Vec::new();
-        let found = find(&files, mmproj, &description, images, &mut notices);
-        found.map(|found| (found.is_some(), notices))
+        look_at(folder, mmproj, images).map(|(found, notices)| (found.is_some(), notices))
     };
     let folder = changed(&fixtures.join("qwen2.5-vl"), "config.json", |config| {
         config["model_type"] = json!("qwen2_vl");
@@ -255,16 +243,49 @@ fn a_tower_that_is_not_computed_leaves_the_text_and_a_notice() {
 
 #[test]
 fn limits_of_tokens_are_the_users_or_a_processors() {
-    let Some(fixtures) = fixtures() else { return };
+    let Some(fixtures) = fixtures::folder() else { return };
     let folder = changed(&fixtures.join("qwen3-vl"), "preprocessor_config.json", |config| {
         config["size"] = json!({"shortest_edge": 65_536, "longest_edge": 16_777_216});
     });
     let facts = |tokens| {
         let images = ImageUse { is_off: false, tokens };
-        let source = ModelSource::Folder(folder.path().into());
-        vision_facts(&source, None, images).expect("facts").expect("a tower")
+        match Sight::of(&resolved(folder.path(), None), images) {
+            Ok(Sight::Images(facts)) => facts,
+            other => panic!("{other:?}"),
+        }
     };
     assert_eq!(facts([None; 2]), VisionFacts { tower: "qwen3-vl", tokens: [64, 1280] });
     assert_eq!(facts([Some(100), Some(16_384)]).tokens, [100, 16_384]);
     assert_eq!(facts([None, Some(256)]).tokens, [64, 256]);
+}
+
+#[test]
+fn audio_of_an_mmproj_file_is_noticed_and_a_missing_one_is_seen() {
+    let Some(fixtures) = fixtures::folder() else { return };
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../tests/vision-gguf");
+    let mmproj = ours.join("gemma4-unified-mmproj-f32.gguf");
+    let (found, notices) =
+        look_at(&fixtures.join("gemma4-unified"), Some(&mmproj), ImageUse::default()).expect("opens");
+    assert!(found.is_some() && notices == [Notice::NoAudio { path: mmproj.clone() }], "{notices:?}");
+    let audio_alone = tempfile::NamedTempFile::new().expect("a file");
+    let bytes = std::fs::read(&mmproj).expect("readable");
+    let key = b"clip.has_vision_encoder";
+    let at = bytes.windows(key.len()).position(|window| window == key).expect("the key");
+    let mut changed = bytes.clone();
+    changed[at + key.len() + 4] = 0;
+    std::fs::write(audio_alone.path(), changed).expect("written");
+    let (found, notices) =
+        look_at(&fixtures.join("gemma4-unified"), Some(audio_alone.path()), ImageUse::default())
+            .expect("opens");
+    assert!(
+        found.is_none() && notices.len() == 1 && notices[0].to_string().contains("audio alone"),
+        "{notices:?}"
+    );
+    let of_text = |family: &str| {
+        let source = ModelSource::Gguf(ours.join(format!("{family}-bf16.gguf")));
+        Sight::of(&Resolved::new("tiny".to_owned(), source), ImageUse::default()).expect("opens")
+    };
+    let missing = ["gemma4", "qwen2.5-vl", "qwen3-vl", "qwen3.5-moe", "glm4.1v", "ministral3"];
+    assert!(missing.iter().all(|family| of_text(family) == Sight::FileMissing));
+    assert_eq!(of_text("smolvlm"), Sight::Text, "a Llama as any other, by its keys");
 }

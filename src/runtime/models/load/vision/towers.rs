@@ -67,20 +67,10 @@ fn qwen_names() -> TowerNames {
     }
 }
 
-fn qwen3_names() -> TowerNames {
-    TowerNames { up: "mlp.linear_fc1", down: "mlp.linear_fc2", ..qwen_names() }
-}
-
-fn glm_names() -> TowerNames {
-    TowerNames { positions: "embeddings.position_embedding", ..qwen_names() }
-}
-
 fn gemma4_names() -> TowerNames {
     TowerNames {
         patches: "patch_embedder.input_proj",
         positions: "patch_embedder.position_embedding_table",
-        layers: "encoder.layers",
-        qkv: ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
         attention_output: "self_attn.o_proj",
         gate: "mlp.gate_proj",
         up: "mlp.up_proj",
@@ -89,12 +79,8 @@ fn gemma4_names() -> TowerNames {
         norms: ["input_layernorm", "pre_feedforward_layernorm"],
         post_norms: ["post_attention_layernorm", "post_feedforward_layernorm"],
         qk_norms: ["self_attn.q_norm", "self_attn.k_norm"],
-        ..TowerNames::default()
+        ..siglip_names()
     }
-}
-
-fn gemma4_unified_names() -> TowerNames {
-    TowerNames { patches: "patch_dense", positions: "pos_embedding", ..TowerNames::default() }
 }
 
 fn pixtral_names() -> TowerNames {
@@ -211,27 +197,21 @@ impl VisionSource<'_> {
         }
     }
 
-    /// Parses what most towers have: LayerNorms before the parts of a layer, plain networks, no rotary positions.
-    fn tower(&self, class: &TowerClass, names: TowerNames) -> Result<TowerConfig, LoadError> {
-        let patches = format!("{}{}", names.prefix, names.patches);
-        let hidden_size = self.rows(&patches)?;
-        let heads =
-            self.count(&["num_attention_heads", "num_heads"], "vision.attention.head_count", class.heads)?;
-        let num_layers = self.count(&["num_hidden_layers", "depth"], "vision.block_count", class.layers)?;
-        let up = format!("{}{}.0.{}{}", names.prefix, names.layers, names.up, names.matrix);
+    /// Parses what all towers have, and leaves the layers out.
+    fn without_layers(&self, class: &TowerClass, names: TowerNames) -> Result<TowerConfig, LoadError> {
+        let hidden_size = self.rows(&format!("{}{}", names.prefix, names.patches))?;
         let eps_key = match self.vision.value("rms_norm_eps") {
             Some(_) if !self.gguf() => "rms_norm_eps",
             _ => self.vision.pick("layer_norm_eps", "vision.attention.layer_norm_epsilon"),
         };
-        let head_dim = hidden_size / heads;
         Ok(TowerConfig {
             hidden_size,
-            num_layers,
-            num_heads: heads,
-            num_kv_heads: heads,
-            head_dim,
-            intermediate_size: self.rows(&up)?,
-            activation: self.activation(Activation::GeluTanh)?,
+            num_layers: 0,
+            num_heads: 1,
+            num_kv_heads: 1,
+            head_dim: hidden_size,
+            intermediate_size: hidden_size,
+            activation: Activation::None,
             is_gated: false,
             norm: NormKind::Layer,
             norm_eps: self.vision.number(eps_key)?.unwrap_or(class.eps),
@@ -239,7 +219,7 @@ impl VisionSource<'_> {
             layer_scales: false,
             qk_norm: TowerQkNorm::None,
             value_norm: false,
-            score_scale: 1.0 / (head_dim as f32).sqrt(),
+            score_scale: 1.0,
             rope: None,
             windows: None,
             clamps: false,
@@ -257,8 +237,27 @@ impl VisionSource<'_> {
             merge: 1,
             projector: Vec::new(),
             deepstack: Vec::new(),
-            output_size: self.width,
+            output_size: self.decoder.config.hidden_size,
             names,
+        })
+    }
+
+    /// Parses what most towers have: LayerNorms before the parts of a layer, plain networks, no rotary positions.
+    fn tower(&self, class: &TowerClass, names: TowerNames) -> Result<TowerConfig, LoadError> {
+        let up = format!("{}{}.0.{}{}", names.prefix, names.layers, names.up, names.matrix);
+        let heads =
+            self.count(&["num_attention_heads", "num_heads"], "vision.attention.head_count", class.heads)?;
+        let base = self.without_layers(class, names)?;
+        let head_dim = base.hidden_size / heads;
+        Ok(TowerConfig {
+            num_layers: self.count(&["num_hidden_layers", "depth"], "vision.block_count", class.layers)?,
+            num_heads: heads,
+            num_kv_heads: heads,
+            head_dim,
+            intermediate_size: self.rows(&up)?,
+            activation: self.activation(Activation::GeluTanh)?,
+            score_scale: 1.0 / (head_dim as f32).sqrt(),
+            ..base
         })
     }
 
@@ -318,7 +317,8 @@ const GELU: ProjectorStep = ProjectorStep::Activation(Activation::GeluErf);
 
 pub fn qwen3_vl(source: &VisionSource) -> Result<TowerConfig, LoadError> {
     let class = TowerClass { layers: 27, heads: 16, patch: 16, eps: 1e-6 };
-    let names = source.names(qwen3_names(), &["visual."]);
+    let own = TowerNames { up: "mlp.linear_fc1", down: "mlp.linear_fc2", ..qwen_names() };
+    let names = source.names(own, &["visual."]);
     let tower = source.tower(&class, names)?;
     let norm = |hugging_face: &str, gguf: &str| {
         ProjectorStep::Norm(source.norm(NormKind::Layer, 1e-6, hugging_face, gguf))
@@ -436,7 +436,10 @@ pub fn gemma3(source: &VisionSource) -> Result<TowerConfig, LoadError> {
     let norm =
         source.norm(kind, tower.norm_eps, "multi_modal_projector.mm_soft_emb_norm", "mm.soft_emb_norm");
     let name = source.name("multi_modal_projector.mm_input_projection_weight", "mm.input_projection");
-    let out = source.shape(&name).and_then(|shape| shape.get(1).copied()).unwrap_or(source.width);
+    let out = source
+        .shape(&name)
+        .and_then(|shape| shape.get(1).copied())
+        .unwrap_or(source.decoder.config.hidden_size);
     Ok(TowerConfig {
         positions,
         merge,
@@ -495,54 +498,35 @@ pub fn gemma4(source: &VisionSource) -> Result<TowerConfig, LoadError> {
 }
 
 pub fn gemma4_unified(source: &VisionSource) -> Result<TowerConfig, LoadError> {
-    let names = source.names(gemma4_unified_names(), &["vision_embedder."]);
-    let prefix = names.prefix.clone();
-    let hidden_size = source.rows(&format!("{prefix}{}", names.patches))?;
-    let norm = |part: &str| NormConfig { kind: NormKind::Layer, eps: 1e-5, name: format!("{prefix}{part}") };
-    let patch = source.count(&["patch_size"], "", 16)? * source.count(&["pooling_kernel_size"], "", 3)?;
-    let eps = source.vision.number("rms_norm_eps")?.unwrap_or(1e-6);
-    let alone = NormConfig { kind: NormKind::RmsAlone, eps, name: String::new() };
+    let class = TowerClass { layers: 0, heads: 1, patch: 16, eps: 1e-6 };
+    let own = TowerNames { patches: "patch_dense", positions: "pos_embedding", ..TowerNames::default() };
+    let names = source.names(own, &["vision_embedder."]);
+    let base = source.without_layers(&class, names)?;
+    let norm = |hugging_face: &str, gguf: &str| {
+        Some(source.norm(NormKind::Layer, 1e-5, &format!("vision_embedder.{hugging_face}"), gguf))
+    };
+    let merge = source.count(&["pooling_kernel_size"], "vision.projector.scale_factor", 3)?;
+    let positions = source.shape(&format!("{}{}", base.names.prefix, base.names.positions));
+    let axis = usize::from(source.gguf());
+    let alone = NormConfig { kind: NormKind::RmsAlone, eps: base.norm_eps, name: String::new() };
     Ok(TowerConfig {
-        hidden_size,
-        num_layers: 0,
-        num_heads: 1,
-        num_kv_heads: 1,
-        head_dim: hidden_size,
-        intermediate_size: hidden_size,
-        activation: Activation::None,
-        is_gated: false,
-        norm: NormKind::Layer,
-        norm_eps: 1e-5,
-        post_norms: false,
-        layer_scales: false,
-        qk_norm: TowerQkNorm::None,
-        value_norm: false,
-        score_scale: 1.0,
-        rope: None,
-        windows: None,
-        clamps: false,
         patches: PatchEmbedding {
-            size: patch,
-            frames: 1,
-            channels_last: true,
-            scale: [1.0, 0.0],
-            pixel_norm: Some(norm("patch_ln1")),
-            norm: Some(norm("patch_ln2")),
-            position_norm: Some(norm("pos_norm")),
+            size: base.patches.size * merge,
+            channels_last: !source.gguf(),
+            pixel_norm: norm("patch_ln1", "v.patch_norm.1"),
+            norm: norm("patch_ln2", "v.patch_norm.2"),
+            position_norm: norm("pos_norm", "v.patch_norm.3"),
+            ..base.patches
         },
         positions: Positions::Axes {
-            len: source.rows(&format!("{prefix}{}", names.positions))?,
-            interleaved: true,
+            len: positions.and_then(|shape| shape.get(axis).copied()).unwrap_or(0),
+            interleaved: !source.gguf(),
         },
-        class_row: false,
-        merge: 1,
         projector: vec![
             ProjectorStep::Norm(alone),
             source.linear("embed_vision.embedding_projection", "mm.input_projection")?,
         ],
-        deepstack: Vec::new(),
-        output_size: source.width,
-        names,
+        ..base
     })
 }
 
@@ -618,7 +602,11 @@ pub fn pixtral(source: &VisionSource) -> Result<TowerConfig, LoadError> {
         },
         merge: source.merge()?,
         projector: vec![
-            ProjectorStep::Norm(norm(source.text_eps, "multi_modal_projector.norm", "mm.input_norm")),
+            ProjectorStep::Norm(norm(
+                source.decoder.config.final_norm_eps,
+                "multi_modal_projector.norm",
+                "mm.input_norm",
+            )),
             ProjectorStep::Join { channels_first: true },
             source.linear("multi_modal_projector.patch_merger.merging_layer", "mm.patch_merger")?,
             source.linear("multi_modal_projector.linear_1", "mm.1")?,
@@ -664,7 +652,8 @@ pub fn internvl(source: &VisionSource) -> Result<TowerConfig, LoadError> {
 
 pub fn glm4v(source: &VisionSource) -> Result<TowerConfig, LoadError> {
     let class = TowerClass { layers: 24, heads: 12, patch: 14, eps: 1e-5 };
-    let names = source.names(glm_names(), &["visual."]);
+    let own = TowerNames { positions: "embeddings.position_embedding", ..qwen_names() };
+    let names = source.names(own, &["visual."]);
     let tower = source.tower(&class, names)?;
     let rms = |hugging_face, gguf| source.norm(NormKind::Rms, tower.norm_eps, hugging_face, gguf);
     let merger = |part: &str| source.name(&format!("visual.merger.{part}_proj"), &format!("mm.{part}"));

@@ -225,10 +225,8 @@ fn set_per_layer_inputs(description: &mut Description, reader: &ConfigReader) ->
     let activation = description.config.layers.iter().find_map(|layer| layer.feed_forward.dense.as_ref());
     let activation = activation.map_or(Activation::GeluTanh, |dense| dense.activation);
     let num_rows = description.config.vocab_size;
-    let padding = match reader.is_gguf() {
-        true => 0,
-        false => reader.count("pad_token_id")?.filter(|&token| token < num_rows).unwrap_or(0) as u32,
-    };
+    let padding = reader.count(reader.pick("pad_token_id", "tokenizer.ggml.padding_token_id"))?;
+    let padding = padding.filter(|&token| token < num_rows).unwrap_or(0) as u32;
     let inputs = PerLayerInputs { size, num_rows, padding, activation };
     description.config.per_layer_inputs = (size > 0).then_some(inputs);
     Ok(())
