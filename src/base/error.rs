@@ -99,6 +99,10 @@ pub enum Error {
     #[error("{waiting} requests are waiting already")]
     QueueFull { waiting: usize },
 
+    /// The pixels of other images take the memory. Retry when their requests have ended.
+    #[error("the pixels of all images in use would take more than {} MiB", most_bytes >> 20)]
+    ImagesBusy { most_bytes: u64 },
+
     /// The deadline passed while the request waited; no work was done.
     #[error("the request could not be started within its deadline of {deadline:?}")]
     DeadlineExceeded { deadline: Duration },

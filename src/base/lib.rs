@@ -13,5 +13,6 @@ pub mod units;
 pub use error::{Error, GrammarError, LoadError, ModelCandidate, Result, StoreCause, StoreError, panic_text};
 pub use notice::Notice;
 pub use sampling::{
-    FREE_TEXT, GivenSampling, SAMPLING, Sampling, SamplingNumber, SamplingNumbers, SamplingParameter, TopK,
+    DRY_SEQUENCE_BREAKERS, FREE_TEXT, GivenSampling, SAMPLING, SamplerStep, Sampling, SamplingNumber,
+    SamplingNumbers, SamplingParameter, TopK,
 };

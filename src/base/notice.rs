@@ -42,6 +42,8 @@ pub enum Notice {
     MistypedTokens(Vec<String>),
     #[error("images are not read: {family}: {reason}")]
     NoVision { family: String, reason: String },
+    #[error("{}: its encoder of audio is not read", .path.display())]
+    NoAudio { path: PathBuf },
     #[error("model.safetensors is used, not the shards of model.safetensors.index.json beside it")]
     UnusedShards,
     #[error("context limited to {context} of {most} tokens by {by}")]

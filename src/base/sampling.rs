@@ -2,6 +2,8 @@
 //! worker lines, session records and reports derive.
 //!
 //! A new number is one entry of [`SAMPLING`], its use in `sample.rs` and a test.
+//! Definitions of the newer ones: dynamic temperature (llama.cpp PR 4972), DRY (text-generation-webui PR 5677), XTC (PR 6335 there),
+//! Mirostat (Basu et al. 2021, arXiv 2007.14966), all as llama.cpp's samplers compute them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -70,6 +72,8 @@ pub struct ParameterFacts {
     pub value_name: &'static str,
     /// True if the short help shows it.
     pub is_common: bool,
+    /// True if its values are whole numbers.
+    pub is_whole: bool,
     /// Names in request fields; the first is the parameter's own.
     pub spellings: &'static [&'static str],
     /// The key in a model's generation_config.json, if publishers recommend values of it.
@@ -86,12 +90,20 @@ const RARE: ParameterFacts = ParameterFacts {
     range: from(0.0, 1.0),
     value_name: "X",
     is_common: false,
+    is_whole: false,
     spellings: &[],
     config_key: None,
     gguf_key: None,
     is_optional: false,
     support: Support::Everywhere,
 };
+
+const LLAMA_CPP: ParameterFacts = ParameterFacts { is_optional: true, support: Support::LlamaCpp, ..RARE };
+
+/// The highest number of tokens that a parameter takes.
+const MOST_TOKENS: f32 = 4_194_304.0;
+
+const WHOLE: ParameterFacts = ParameterFacts { is_whole: true, range: from(0.0, MOST_TOKENS), ..LLAMA_CPP };
 
 /// A sampling parameter that is a number.
 #[derive(Debug, Clone, Copy)]
@@ -118,6 +130,10 @@ macro_rules! numbers {
             pub logit_bias: BTreeMap<u32, f32>,
             /// `None` draws a seed, which is reported so that the run can be repeated.
             pub seed: Option<u64>,
+            /// What is applied, in this order, and nothing else; `None` is the order of `sample.rs`.
+            pub samplers: Option<Vec<SamplerStep>>,
+            /// Texts that a repetition which DRY penalises does not go across; `None` is [`DRY_SEQUENCE_BREAKERS`].
+            pub dry_sequence_breakers: Option<Vec<String>>,
         }
 
         /// Values for some of the numbers.
@@ -132,8 +148,11 @@ macro_rules! numbers {
 
         impl Default for Sampling {
             fn default() -> Self {
-                let (top_k, logit_bias, seed) = Default::default();
-                Self { $($name: { const FACTS: ParameterFacts = $facts; FACTS.default },)* top_k, logit_bias, seed }
+                let (top_k, logit_bias, seed, samplers, dry_sequence_breakers) = Default::default();
+                Self {
+                    $($name: { const FACTS: ParameterFacts = $facts; FACTS.default },)*
+                    top_k, logit_bias, seed, samplers, dry_sequence_breakers,
+                }
             }
         }
 
@@ -185,6 +204,102 @@ numbers! {
     presence_penalty: ParameterFacts { range: from(-2.0, 2.0), ..RARE },
     /// Subtract once for each time a token was generated before, -2 to 2
     frequency_penalty: ParameterFacts { range: from(-2.0, 2.0), ..RARE },
+    /// DRY: make a token that continues a repetition less likely: subtract M times the base to the power of the tokens beyond the allowed length; 0 is off
+    dry_multiplier: ParameterFacts { range: from(0.0, 100.0), value_name: "M", ..LLAMA_CPP },
+    /// DRY: the base of the power, 1 to 100 (default 1.75); below 1 is off
+    dry_base: ParameterFacts { default: 1.75, range: from(0.0, 100.0), value_name: "B", ..LLAMA_CPP },
+    /// DRY: tokens that may be repeated without a penalty (default 2)
+    dry_allowed_length: ParameterFacts { default: 2.0, value_name: "N", ..WHOLE },
+    /// DRY: the last tokens of prompt and answer that are searched for repetitions; -1 is all (default), 0 is off
+    dry_penalty_last_n: ParameterFacts { default: -1.0, range: from(-1.0, MOST_TOKENS), value_name: "N", ..WHOLE },
+    /// XTC: the probability of leaving out the most likely tokens at a draw, 0 to 1; 0 is off
+    xtc_probability: ParameterFacts { value_name: "P", ..LLAMA_CPP },
+    /// XTC: leave out all tokens of at least probability P but the least likely of them (default 0.1); above 0.5 is off
+    xtc_threshold: ParameterFacts { default: 0.1, value_name: "P", ..LLAMA_CPP },
+    /// Dynamic temperature: between the temperature less R, where the choice is clear, and the temperature plus R, where it is open, 0 to 2; 0 is off
+    dynatemp_range: ParameterFacts { range: from(0.0, 2.0), value_name: "R", ..LLAMA_CPP },
+    /// Dynamic temperature: the exponent of the normalised entropy that it follows, 0 to 10 (default 1)
+    dynatemp_exponent: ParameterFacts { default: 1.0, range: from(0.0, 10.0), ..LLAMA_CPP },
+    /// Mirostat 1 or 2, in place of top-k, top-p and the other cuts; 0 is off
+    mirostat: ParameterFacts { range: from(0.0, 2.0), value_name: "N", ..WHOLE },
+    /// Mirostat: the surprise of a token to aim at, in bits, 0 to 100 (default 5)
+    mirostat_tau: ParameterFacts { default: 5.0, range: from(0.0, 100.0), value_name: "BITS", ..LLAMA_CPP },
+    /// Mirostat: the learning rate, 0 to 1 (default 0.1)
+    mirostat_eta: ParameterFacts { default: 0.1, ..LLAMA_CPP },
+}
+
+/// A step from logits to the tokens of a draw. Serialised under llama.cpp's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SamplerStep {
+    /// Repetition, presence and frequency penalties.
+    Penalties,
+    Dry,
+    TopNSigma,
+    TopK,
+    #[serde(rename = "typ_p", alias = "typical_p")]
+    TypicalP,
+    TopP,
+    MinP,
+    Xtc,
+    /// Dynamic or not.
+    Temperature,
+}
+
+/// The texts that end what DRY takes for a repetition unless others are given: llama.cpp's.
+pub const DRY_SEQUENCE_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+
+/// The most steps of an order, the most sequence breakers and the most bytes of one (llama.cpp's limit).
+const MAX_STEPS: usize = 32;
+const MAX_BREAKERS: usize = 64;
+const MAX_BREAKER_BYTES: usize = 40;
+
+impl SamplerStep {
+    /// The names of all, as they are shown.
+    pub const NAMES: [(&'static str, Self); 9] = [
+        ("penalties", Self::Penalties),
+        ("dry", Self::Dry),
+        ("top_n_sigma", Self::TopNSigma),
+        ("top_k", Self::TopK),
+        ("typ_p", Self::TypicalP),
+        ("top_p", Self::TopP),
+        ("min_p", Self::MinP),
+        ("xtc", Self::Xtc),
+        ("temperature", Self::Temperature),
+    ];
+
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(_, step)| *step == self).map_or("", |(name, _)| name)
+    }
+
+    /// Reads an order of llama.cpp's names, short ones too. Leaves out names whose samplers other fields switch on, which are
+    /// refused.
+    ///
+    /// # Errors
+    /// A message that names the first unknown one, or says that there are too many.
+    pub fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> Result<Vec<Self>, String> {
+        let bare = |name: &str| name.trim().replace(['-', '_'], "").to_ascii_lowercase();
+        let mut steps = Vec::new();
+        for name in names {
+            let full = match bare(name).as_str() {
+                "tfsz" | "adaptivep" => continue,
+                "typ" | "typical" | "typicalp" => "typp".to_owned(),
+                "temp" => "temperature".to_owned(),
+                "nucleus" => "topp".to_owned(),
+                full => full.to_owned(),
+            };
+            let Some((_, step)) = Self::NAMES.iter().find(|(known, _)| bare(known) == full) else {
+                let name: String = name.trim().chars().take(40).collect();
+                let known = Self::NAMES.map(|(name, _)| name).join(", ");
+                return Err(format!("unknown sampler {name:?} ({known})"));
+            };
+            if steps.len() == MAX_STEPS {
+                return Err(format!("more than {MAX_STEPS} samplers"));
+            }
+            steps.push(*step);
+        }
+        Ok(steps)
+    }
 }
 
 /// A sampling parameter of any type.
@@ -194,6 +309,8 @@ pub enum SamplingParameter {
     TopK,
     LogitBias,
     Seed,
+    Samplers,
+    DrySequenceBreakers,
 }
 
 impl SamplingParameter {
@@ -203,6 +320,8 @@ impl SamplingParameter {
             Self::TopK => "top_k",
             Self::LogitBias => "logit_bias",
             Self::Seed => "seed",
+            Self::Samplers => "samplers",
+            Self::DrySequenceBreakers => "dry_sequence_breakers",
         }
     }
 
@@ -210,7 +329,8 @@ impl SamplingParameter {
     pub fn all() -> impl Iterator<Item = Self> {
         let (first, rest) = SAMPLING.split_at(1);
         let numbers = |numbers: &'static [SamplingNumber]| numbers.iter().map(Self::Number);
-        numbers(first).chain([Self::TopK]).chain(numbers(rest)).chain([Self::LogitBias, Self::Seed])
+        let last = [Self::DrySequenceBreakers, Self::Samplers, Self::LogitBias, Self::Seed];
+        numbers(first).chain([Self::TopK]).chain(numbers(rest)).chain(last)
     }
 }
 
@@ -246,7 +366,15 @@ impl Sampling {
     /// # Errors
     /// [`Error::InvalidParameter`] naming the first parameter out of range.
     pub fn validate(&self, vocab_size: usize) -> Result<(), Error> {
-        SAMPLING.iter().try_for_each(|number| number.facts.range.check(number.name, number.get(self)))?;
+        for number in SAMPLING {
+            let value = number.get(self);
+            number.facts.range.check(number.name, value)?;
+            if number.facts.is_whole && value.fract() != 0.0 {
+                let message = format!("{value} is not a whole number");
+                return Err(Error::InvalidParameter { name: number.name, message });
+            }
+        }
+        self.check_lists()?;
         if self.top_k == Some(0) {
             let message = "must be at least 1; leave it out to keep all tokens".to_owned();
             return Err(Error::InvalidParameter { name: "top_k", message });
@@ -259,6 +387,34 @@ impl Sampling {
             }
         }
         Ok(())
+    }
+}
+
+impl Sampling {
+    /// # Errors
+    /// [`Error::InvalidParameter`] naming a list that is too long or has a text without characters or with too many.
+    fn check_lists(&self) -> Result<(), Error> {
+        if self.samplers.as_ref().is_some_and(|steps| steps.len() > MAX_STEPS) {
+            let message = format!("more than {MAX_STEPS} samplers");
+            return Err(Error::InvalidParameter { name: "samplers", message });
+        }
+        let breakers = self.dry_sequence_breakers.as_deref().unwrap_or_default();
+        let is_wrong = |text: &String| text.is_empty() || text.len() > MAX_BREAKER_BYTES;
+        if breakers.len() > MAX_BREAKERS || breakers.iter().any(is_wrong) {
+            let message = format!("not up to {MAX_BREAKERS} texts of 1 to {MAX_BREAKER_BYTES} bytes");
+            return Err(Error::InvalidParameter { name: "dry_sequence_breakers", message });
+        }
+        Ok(())
+    }
+
+    /// Returns whether DRY changes anything.
+    pub fn uses_dry(&self) -> bool {
+        self.dry_multiplier > 0.0 && self.dry_base >= 1.0 && self.dry_penalty_last_n != 0.0
+    }
+
+    /// Returns whether one of the repetition, presence and frequency penalties changes anything.
+    pub fn uses_penalties(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }
 }
 
@@ -279,6 +435,8 @@ pub struct GivenSampling {
     pub top_k: Option<TopK>,
     pub logit_bias: Option<BTreeMap<u32, f32>>,
     pub seed: Option<u64>,
+    pub samplers: Option<Vec<SamplerStep>>,
+    pub dry_sequence_breakers: Option<Vec<String>>,
 }
 
 /// Sampling of free text where nothing gives a temperature: the defaults of llama.cpp and LM Studio, close to Ollama's (top_p
@@ -289,6 +447,8 @@ pub const FREE_TEXT: GivenSampling = GivenSampling {
     top_k: Some(TopK::Best(40)),
     logit_bias: None,
     seed: None,
+    samplers: None,
+    dry_sequence_breakers: None,
 };
 
 impl GivenSampling {
@@ -306,6 +466,9 @@ impl GivenSampling {
             number.give(&mut self.numbers, value);
         }
         let logit_bias = self.logit_bias.or_else(|| other.logit_bias.clone());
+        self.samplers = self.samplers.or_else(|| other.samplers.clone());
+        self.dry_sequence_breakers =
+            self.dry_sequence_breakers.or_else(|| other.dry_sequence_breakers.clone());
         Self { logit_bias, top_k: self.top_k.or(other.top_k), seed: self.seed.or(other.seed), ..self }
     }
 
@@ -319,7 +482,15 @@ impl GivenSampling {
             Some(TopK::All) | None => None,
         };
         let logit_bias = given.logit_bias.clone().unwrap_or_default();
-        let mut sampling = Sampling { top_k, logit_bias, seed: given.seed, ..Sampling::default() };
+        let (samplers, dry_sequence_breakers) = (given.samplers.clone(), given.dry_sequence_breakers.clone());
+        let mut sampling = Sampling {
+            top_k,
+            logit_bias,
+            seed: given.seed,
+            samplers,
+            dry_sequence_breakers,
+            ..Sampling::default()
+        };
         given.numbers.apply(&mut sampling);
         sampling
     }
@@ -436,7 +607,32 @@ mod tests {
         }
         assert!(serde_json::from_value::<SamplingNumbers>(json!({"temprature": 1})).is_err());
         let text = serde_json::to_string(&SamplingNumbers::of(&Sampling::default())).expect("a map");
-        assert!(!text.contains("typical_p") && !text.contains("top_n_sigma"), "{text}");
+        assert!(!text.contains("typical_p") && !text.contains("mirostat"), "{text}");
+    }
+
+    #[test]
+    fn orders_are_read_by_all_their_names_and_lists_are_bounded() {
+        let read = |text: &str| SamplerStep::list(text.split(';'));
+        let all = SamplerStep::NAMES.map(|(_, step)| step).to_vec();
+        assert_eq!(
+            read("penalties;dry;top_n_sigma;topk;typical-p;nucleus;min-p;XTC; temp "),
+            Ok(all.clone())
+        );
+        let written = serde_json::to_string(&all).expect("a list");
+        assert_eq!(serde_json::from_str::<Vec<SamplerStep>>(&written).expect("written"), all);
+        assert!(all.iter().all(|step| written.contains(&format!("\"{}\"", step.name()))), "{written}");
+        assert_eq!(read("tfs_z;adaptive_p"), Ok(Vec::new()), "off, because their fields are refused");
+        let error = read("top_k;infill").expect_err("unknown");
+        assert!(error.starts_with("unknown sampler \"infill\" (penalties, dry,"), "{error}");
+        assert!(SamplerStep::list(["dry"; 32]).is_ok() && SamplerStep::list(["dry"; 33]).is_err());
+        for wrong in [vec![String::new()], vec!["x".repeat(41)], vec!["x".to_owned(); 65]] {
+            let sampling = Sampling { dry_sequence_breakers: Some(wrong), ..Sampling::default() };
+            let name = |error| matches!(error, Error::InvalidParameter { name: "dry_sequence_breakers", .. });
+            assert!(sampling.validate(0).is_err_and(name));
+        }
+        let half = Sampling { mirostat: 1.5, ..Sampling::default() };
+        let error = half.validate(0).expect_err("not whole").to_string();
+        assert!(error.ends_with("1.5 is not a whole number"), "{error}");
     }
 
     #[test]
@@ -481,7 +677,8 @@ mod tests {
             let property = &schema["$defs"]["generate"]["properties"][number.name];
             let facts =
                 [("type", json!("number")), (minimum, json!(low as i64)), ("maximum", json!(high as i64))];
-            for (key, value) in facts.into_iter().chain([("default", json!(number.facts.default as i64))]) {
+            let default: Value = number.facts.default.to_string().parse().expect("a number");
+            for (key, value) in facts.into_iter().chain([("default", default)]) {
                 assert_eq!(property[key], value, "worker-protocol.schema.json: {}.{key}", number.name);
             }
         }

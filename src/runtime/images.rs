@@ -90,11 +90,11 @@ impl PromptVision {
         ids.iter().enumerate().filter(is_placeholder).map(move |(at, _)| start + at)
     }
 
-    /// Returns the file of these bytes, decoded if it is not known.
+    /// Returns the file of an image, decoded from these bytes if it is not known.
     ///
     /// # Errors
-    /// [`ImageError`].
-    pub fn decoded(&self, bytes: &Arc<[u8]>) -> Result<Arc<ImageFile>, ImageError> {
+    /// As [`refused`].
+    pub fn decoded(&self, image: &ImageRef, bytes: &Arc<[u8]>) -> Result<Arc<ImageFile>> {
         let hash = ImageHash::of(bytes);
         if let Some(known) = self.known_file(&hash) {
             return Ok(known);
@@ -102,7 +102,8 @@ impl PromptVision {
         // It was accepted when it came; only the memory that it takes is bounded again.
         let limits =
             ImageLimits { bytes: usize::MAX, side: u32::MAX, ratio: u32::MAX, ..ImageLimits::default() };
-        let file = Arc::new(ImageFile::read(Arc::clone(bytes), &limits)?);
+        let file = ImageFile::read(Arc::clone(bytes), &limits);
+        let file = file.map_err(|error| refused(error, "image", format!("{}: ", image.tag())))?;
         let files = &mut self.known.lock().unwrap_or_else(PoisonError::into_inner).files;
         files.push_back(Arc::clone(&file));
         let size = |file: &Arc<ImageFile>| file.bytes.len() + file.picture.rgb.len();
@@ -135,17 +136,14 @@ impl PromptVision {
         })
     }
 
-    /// Returns the images of a prompt with their spans. `places` are the positions of all placeholders, in ascending order.
-    ///
-    /// # Errors
-    /// [`Error::InvalidParameter`] if there are more or fewer placeholders than the plans have tokens.
+    /// Returns the images of a prompt with their spans. `places` are the positions of all placeholders, in ascending order, that
+    /// [`check_count`] has accepted.
     pub fn prompt_images(
         &self,
         files: Vec<Arc<ImageFile>>,
         plans: &[ImagePlan],
         places: &[usize],
-    ) -> Result<Vec<PromptImage>> {
-        check_count(plans, places)?;
+    ) -> Vec<PromptImage> {
         let mut rest = places;
         let image = |(file, plan): (Arc<ImageFile>, &ImagePlan)| {
             let (own, behind) = rest.split_at(plan.num_tokens());
@@ -153,7 +151,7 @@ impl PromptVision {
             let key = self.key(&file);
             PromptImage { spans: spans(own, plan, key), file, key }
         };
-        Ok(files.into_iter().zip(plans).map(image).collect())
+        files.into_iter().zip(plans).map(image).collect()
     }
 }
 
@@ -185,6 +183,14 @@ fn spans(places: &[usize], plan: &ImagePlan, key: ImageKey) -> Vec<ImageSpan> {
         }
     }
     spans
+}
+
+/// Returns [`Error::ImagesBusy`] or [`Error::InvalidParameter`] for an image that is not decoded; `of` names it, e.g. `[image: a.png 640x480]: `.
+pub fn refused(error: ImageError, name: &'static str, of: String) -> Error {
+    match error {
+        ImageError::Busy { most_bytes } => Error::ImagesBusy { most_bytes },
+        error => Error::InvalidParameter { name, message: format!("{of}{error}") },
+    }
 }
 
 /// Returns an error of a conversation's images.

@@ -28,11 +28,10 @@ pub use engine::{
     StopHandle,
 };
 pub use grammar::{Grammar, GrammarCompiler, GrammarSource};
-pub use repetition::goes_round;
 pub use request::{
     Difference, DraftModelUsage, DraftStop, EngineSessionName, Event, Finish, ImageDifference, ImageUsage,
-    Limits, Logprob, MAX_LOGPROBS, ModelDrafter, Outcome, Overflow, PromptImage, RemoteUsage, Request, Reuse,
-    ReuseReason, Started, Timings, Token, Usage,
+    Limits, Logprob, LoopGuard, MAX_LOGPROBS, ModelDrafter, Outcome, Overflow, PromptImage, ReasoningLimit,
+    RemoteUsage, Request, Reuse, ReuseReason, Started, Timings, Token, Usage,
 };
 pub use sample::draw_seed;
 pub use session::difference::Explanation;

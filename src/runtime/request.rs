@@ -4,6 +4,7 @@
 //! same on the command line, in a batch row and over HTTP.
 
 mod images;
+mod loop_guard;
 mod reasoning;
 mod session_name;
 
@@ -18,6 +19,7 @@ use llmctl_base::{Sampling, error::Error};
 use llmctl_image::ImageFile;
 use llmctl_models::images::{ImageKey, ImageSpan};
 use llmctl_models::kv::Tokens;
+pub use loop_guard::LoopGuard;
 pub use reasoning::ReasoningLimit;
 pub(super) use reasoning::ReasoningWatch;
 pub use session_name::EngineSessionName;
@@ -43,7 +45,7 @@ pub struct Request {
     /// Constraint on the answer. End-of-generation tokens are allowed only where the answer is complete. An answer that only the
     /// end can follow ends by itself, as [`Finish::Complete`].
     pub grammar: Option<Grammar>,
-    /// Ends reasoning that has used up its tokens, as far as the grammar allows the tokens that end it.
+    /// Ends reasoning that has used up its tokens or repeats itself, as far as the grammar allows the tokens that end it.
     pub reasoning: Option<ReasoningLimit>,
     /// Tokens that the answer may begin with or contain. A hint: they are drafted from, and change no answer.
     pub prediction: Vec<u32>,
@@ -62,6 +64,12 @@ pub struct PromptImage {
 }
 
 impl Request {
+    /// Returns what follows the reasoning of the answer, if that is limited.
+    pub(super) fn reasoning_watch(&self) -> Option<ReasoningWatch> {
+        let limit = self.reasoning.clone()?;
+        Some(ReasoningWatch::new(limit, self.limits.loop_guard.reasoning))
+    }
+
     /// Validates the request before any work. Returns the limit on generated tokens in force.
     ///
     /// # Errors
@@ -100,11 +108,16 @@ impl Request {
         }
         if let Some(limit) = &self.reasoning {
             let is_foreign = limit.closing.iter().any(|&id| id as usize >= vocab_size);
-            if limit.max_tokens == 0 || limit.closing.is_empty() || is_foreign || limit.close.is_empty() {
+            if limit.max_tokens == Some(0) || limit.closing.is_empty() || is_foreign || limit.close.is_empty()
+            {
                 let message =
                     "needs a limit of at least 1, and the text and known tokens that end it".to_owned();
                 return Err(Error::InvalidParameter { name: "reasoning", message });
             }
+        }
+        if let Some(tokens) = self.limits.loop_guard.out_of_range() {
+            let message = format!("{tokens} is not in [{}, {}]", LoopGuard::LEAST, LoopGuard::MOST);
+            return Err(Error::InvalidParameter { name: "loop_guard", message });
         }
         if let Some(grammar) = self.grammar.as_ref().filter(|grammar| grammar.vocab_size() != vocab_size) {
             let message = format!("made for a vocabulary of {}, not {vocab_size}", grammar.vocab_size());
@@ -154,6 +167,8 @@ pub struct Limits {
     /// it by at most one step. A waiting request fails with [`Error::DeadlineExceeded`]; a running one ends with its answer so
     /// far, as [`Finish::Deadline`].
     pub deadline: Option<Duration>,
+    /// Ends what repeats itself.
+    pub loop_guard: LoopGuard,
 }
 
 /// The context is never cut silently: a `max_tokens` that cannot be honoured is refused, or lowered because the
@@ -396,6 +411,8 @@ pub enum Finish {
     Cancelled,
     /// The request's deadline has passed.
     Deadline,
+    /// The answer has repeated itself; see [`LoopGuard`].
+    Repetition,
 }
 
 impl Finish {
@@ -411,6 +428,7 @@ impl Finish {
             Finish::Eos(_) | Finish::Complete | Finish::StopString(_) => "stop",
             Finish::MaxTokens | Finish::ContextFull | Finish::Deadline => "length",
             Finish::Cancelled => "cancelled",
+            Finish::Repetition => "repetition",
         }
     }
 }
@@ -430,6 +448,8 @@ pub struct Usage {
     pub accepted_tokens: usize,
     /// Drafts of a draft model, or of the model's own block; `None` if it was never asked.
     pub draft_model: Option<DraftModelUsage>,
+    /// True if reasoning that repeated itself was ended.
+    pub looped_reasoning: bool,
     /// Images of the prompt.
     pub images: ImageUsage,
     /// Set if a remote engine has answered, which promises neither the same bits nor KV on this disk.
@@ -511,8 +531,6 @@ pub enum DraftStop {
     Memory,
     #[error("the text has a token that it lacks")]
     Token,
-    #[error("the text has an image")]
-    Image,
     #[error("it failed")]
     Failed,
 }

@@ -1,24 +1,36 @@
 //! From logits to the next token: the one path that every sampled token takes, the first of a request
 //! included.
 //!
-//! Order: repetition penalty -> presence and frequency penalties -> logit_bias -> log-probabilities are
-//! read -> a grammar's mask -> top_n_sigma -> temperature -> top_k -> typical_p -> top_p -> min_p -> draw.
+//! Order: repetition penalty -> presence and frequency penalties -> DRY -> logit_bias -> log-probabilities are
+//! read -> a grammar's mask -> top_n_sigma -> temperature -> top_k -> typical_p -> top_p -> min_p -> XTC -> draw.
 //! Each truncation sees what the one before it kept, renormalised. `top_n_sigma` and `typical_p` are
 //! llama.cpp's (with its `min_keep` of 0): their place among the truncations is the same, and `typical_p`
-//! reads the probabilities before temperature.
+//! reads the probabilities before temperature. Mirostat takes the place of all truncations. `samplers` gives
+//! another order (`order.rs`): logit_bias comes first then, and log-probabilities are read after the penalties
+//! and DRY as far as these come before everything else.
 //!
 //! Invariants: the choice is a function of logits, parameters, history, seed and the token's index in its
-//! turn, and of nothing else: neighbours in a batch, rewinds and replays cannot change it. The arithmetic of
+//! turn, and of nothing else but Mirostat's bound, which the sequence keeps and which the tokens drawn before
+//! determine: neighbours in a batch, rewinds and replays cannot change it. The arithmetic of
 //! a draw uses IEEE basic operations only (its own `exp`, its own generator, sums in a fixed order), so it is
 //! the same on every platform. Nothing is allocated per token in steady state; logits that are NaN or all
 //! masked are errors, not panics.
 
-use std::cmp::Ordering;
+mod candidates;
+mod dry;
+mod order;
+
+use std::sync::Arc;
 
 use super::grammar::TokenMask;
 use super::request::{Logprob, Token};
-use llmctl_base::Sampling;
+use candidates::{
+    Candidate, best_first, exp_nonpositive, keep_nucleus, keep_typical, lowest_near_best, pick, uniform,
+};
+use dry::Dry;
 use llmctl_base::error::{Error, Result};
+use llmctl_base::{SamplerStep, Sampling};
+use llmctl_models::text::Vocabulary;
 
 /// Inputs of a choice besides logits and parameters.
 #[derive(Debug, Clone, Copy, Default)]
@@ -32,6 +44,8 @@ pub struct Turn<'a> {
     pub logprobs: Option<usize>,
     /// The tokens that may come next; `None` for all.
     pub mask: Option<&'a TokenMask>,
+    /// Mirostat's bound on the surprise in bits (its mu); `None` before the first draw.
+    pub surprise_bound: Option<f32>,
 }
 
 /// Chooses tokens. Holds only scratch space, so that one serves all sequences.
@@ -49,22 +63,28 @@ pub struct Sampler {
     weights: Vec<f32>,
     /// Tokens still in the running, best first.
     ranked: Vec<Candidate>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Candidate {
-    id: u32,
-    logit: f32,
-    weight: f32,
+    dry: Dry,
+    surprise_bound: Option<f32>,
 }
 
 impl Sampler {
+    /// Tells the texts of tokens, without which DRY knows no sequence breakers.
+    pub fn set_vocabulary(&mut self, vocabulary: Arc<dyn Vocabulary>) {
+        self.dry.set_vocabulary(vocabulary);
+    }
+
+    /// Returns Mirostat's bound after the last choice, for the next one of the same sequence.
+    pub fn surprise_bound(&self) -> Option<f32> {
+        self.surprise_bound
+    }
+
     /// Returns the next token. `logits` has one value per vocabulary entry, and every id in `turn.tokens`, in
     /// `sampling.logit_bias` and in `turn.mask` is below its length (ids beyond it are passed over).
     ///
     /// # Errors
     /// [`Error::NotFinite`] when a logit is NaN or infinite, [`Error::Backend`] when all are masked (negative infinity).
     pub fn sample(&mut self, logits: &[f32], sampling: &Sampling, turn: &Turn<'_>) -> Result<Token> {
+        self.surprise_bound = turn.surprise_bound;
         let edited = self.edit(logits, sampling, turn);
         let mut buffer = std::mem::take(&mut self.edited);
         let processed = if edited { &buffer[..] } else { logits };
@@ -86,13 +106,40 @@ impl Sampler {
 
     /// Applies penalties and bias to a copy in `self.edited`; false when there are none and nothing was copied.
     fn edit(&mut self, logits: &[f32], sampling: &Sampling, turn: &Turn<'_>) -> bool {
-        let penalises_generated = sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
-        if sampling.repetition_penalty == 1.0 && !penalises_generated && sampling.logit_bias.is_empty() {
+        let first = order::first_edits(sampling);
+        let changes = |step: &SamplerStep| match step {
+            SamplerStep::Dry => sampling.uses_dry(),
+            _ => sampling.uses_penalties(),
+        };
+        if !first.iter().any(changes) && sampling.logit_bias.is_empty() {
             return false;
         }
         self.edited.clear();
         self.edited.extend_from_slice(logits);
-        self.counts.resize(logits.len(), 0);
+        if sampling.samplers.is_some() {
+            self.add_bias(sampling);
+        }
+        first.iter().for_each(|step| self.penalise(*step, sampling, turn));
+        if sampling.samplers.is_none() {
+            self.add_bias(sampling);
+        }
+        true
+    }
+
+    fn add_bias(&mut self, sampling: &Sampling) {
+        for (&id, bias) in &sampling.logit_bias {
+            if let Some(logit) = self.edited.get_mut(id as usize) {
+                *logit += bias;
+            }
+        }
+    }
+
+    /// Applies the penalties or DRY to `self.edited`.
+    fn penalise(&mut self, step: SamplerStep, sampling: &Sampling, turn: &Turn<'_>) {
+        self.counts.resize(self.edited.len(), 0);
+        if step == SamplerStep::Dry {
+            return self.dry.penalise(&mut self.edited, sampling, turn.tokens);
+        }
         if sampling.repetition_penalty != 1.0 {
             let penalty = sampling.repetition_penalty;
             self.for_each_distinct(turn.tokens, |logit, _| {
@@ -102,17 +149,11 @@ impl Sampler {
                 }
             });
         }
-        if penalises_generated {
+        if sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0 {
             let (presence, frequency) = (sampling.presence_penalty, sampling.frequency_penalty);
             let generated = turn.tokens.get(turn.generated_from..).unwrap_or_default();
             self.for_each_distinct(generated, |logit, count| *logit -= presence + frequency * count as f32);
         }
-        for (&id, bias) in &sampling.logit_bias {
-            if let Some(logit) = self.edited.get_mut(id as usize) {
-                *logit += bias;
-            }
-        }
-        true
     }
 
     /// Calls `change` once per distinct id in `tokens`, with its logit and how often it occurs.
@@ -156,6 +197,9 @@ impl Sampler {
 
     /// Applies the truncations that work on logits, then chooses.
     fn choose_kept(&mut self, logits: &[f32], sampling: &Sampling, turn: &Turn<'_>) -> Result<u32> {
+        if order::is_needed(sampling) {
+            return self.choose_in_order(logits, sampling, turn);
+        }
         let (has_sigma, has_typical) = (sampling.top_n_sigma > 0.0, sampling.typical_p < 1.0);
         if sampling.temperature == 0.0 || !(has_sigma || has_typical) {
             return self.choose(logits, sampling, turn);
@@ -248,11 +292,6 @@ impl Sampler {
     }
 }
 
-/// Higher logit first; among equals the lower id. A total order, because NaN was refused before.
-fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
-    b.logit.partial_cmp(&a.logit).unwrap_or(Ordering::Equal).then(a.id.cmp(&b.id))
-}
-
 /// Returns the highest logit and its first index.
 fn best(logits: &[f32]) -> Result<(u32, f32)> {
     // Independent lanes, because one running maximum would wait for itself at every step.
@@ -297,63 +336,12 @@ fn keep_best(ranked: &mut Vec<Candidate>, logits: &[f32], k: usize) {
     ranked.sort_unstable_by(best_first);
 }
 
-/// Keeps the smallest best-first set that weighs at least `target`, in order. Orders only as much as it needs.
-fn keep_nucleus(ranked: &mut Vec<Candidate>, target: f64) {
-    let mut weight = 0.0;
-    let mut start = 0;
-    let mut block = 64;
-    while start < ranked.len() {
-        let rest = &mut ranked[start..];
-        let count = block.min(rest.len());
-        if count < rest.len() {
-            rest.select_nth_unstable_by(count - 1, best_first);
-        }
-        rest[..count].sort_unstable_by(best_first);
-        for index in start..start + count {
-            weight += f64::from(ranked[index].weight);
-            if weight >= target {
-                ranked.truncate(index + 1);
-                return;
-            }
-        }
-        start += count;
-        block *= 4;
-    }
-}
-
 /// Drops logits more than `n` standard deviations below the best. Those that are dropped already do not count.
 fn keep_near_best(logits: &mut [f32], best: f32, n: f32) {
-    let finite = || logits.iter().filter(|logit| logit.is_finite()).map(|&logit| f64::from(logit));
-    let count = finite().count() as f64;
-    let mean = finite().sum::<f64>() / count;
-    let variance = finite().map(|logit| (logit - mean) * (logit - mean)).sum::<f64>() / count;
-    let lowest = f64::from(best) - f64::from(n) * variance.sqrt();
+    let lowest = lowest_near_best(logits.iter().copied(), best, n);
     for logit in logits.iter_mut().filter(|logit| f64::from(**logit) < lowest) {
         *logit = f32::NEG_INFINITY;
     }
-}
-
-/// Keeps the tokens whose surprise is nearest to the average surprise (the entropy), until they have more than probability
-/// `p` together. Among equally near ones the more likely comes first.
-///
-/// A token's surprise is `ln(total) - (logit - best)`, so the distance between it and the average needs no logarithm.
-fn keep_typical(ranked: &mut Vec<Candidate>, best: f32, p: f32) {
-    let (mut total, mut average) = (0.0, 0.0);
-    for candidate in ranked.iter_mut() {
-        candidate.weight = exp_nonpositive(candidate.logit - best);
-        total += f64::from(candidate.weight);
-        average += f64::from(candidate.weight) * f64::from(candidate.logit - best);
-    }
-    average /= total;
-    let distance = |candidate: &Candidate| (average - f64::from(candidate.logit - best)).abs();
-    ranked.sort_unstable_by(|a, b| distance(a).total_cmp(&distance(b)).then(best_first(a, b)));
-    let target = f64::from(p) * total;
-    let mut weight = 0.0;
-    let enough = ranked.iter().position(|candidate| {
-        weight += f64::from(candidate.weight);
-        weight > target
-    });
-    ranked.truncate(enough.map_or(ranked.len(), |index| index + 1));
 }
 
 /// In fixed lanes: the same result everywhere, and no addition waits for the one before.
@@ -368,63 +356,11 @@ fn sum(weights: &[f32]) -> f64 {
     lanes.iter().sum::<f64>() + rest.iter().map(|&weight| f64::from(weight)).sum::<f64>()
 }
 
-/// Returns the token in whose stretch of the total weight the point `at` in [0, 1) falls.
-fn pick(weighed: impl Iterator<Item = (u32, f32)> + Clone, at: f64) -> Option<u32> {
-    let total: f64 = weighed.clone().map(|(_, weight)| f64::from(weight)).sum();
-    let point = at * total;
-    let mut sum = 0.0;
-    let mut last = None;
-    for (id, weight) in weighed.filter(|(_, weight)| *weight > 0.0) {
-        sum += f64::from(weight);
-        last = Some(id);
-        if sum > point {
-            break;
-        }
-    }
-    last
-}
-
-/// Returns a number in [0, 1) that depends on `seed` and `index` only.
-///
-/// SplitMix64 (Steele, Lea, Flood 2014), addressed by index: output n is a hash of `seed + (n + 1) * GAMMA`. Written
-/// here because it is six lines, must never change with a dependency's version, and needs no state: a sequence that is
-/// rewound or replayed draws the same numbers at the same places.
-fn uniform(seed: u64, index: u64) -> f64 {
-    (split_mix(seed, index) >> 11) as f64 * (1.0 / (1u64 << 53) as f64)
-}
-
-fn split_mix(seed: u64, index: u64) -> u64 {
-    let mut z = seed.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
 /// Returns a seed for a request that names none: from the operating system's randomness, below 2^53 so that JSON readers that
 /// hold numbers as doubles report it exactly.
 pub fn draw_seed() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     RandomState::new().build_hasher().finish() >> 11
-}
-
-/// e^x for x <= 0, to within 2 units in the last place: 2^n * e^r with |r| <= ln(2)/2 and the Taylor series for e^r.
-/// Below e^-87 it is 0.
-///
-/// libm's `exp` differs in its last bits between platforms, which would move a draw that falls on an edge. Without
-/// branches, so that a loop over a vocabulary vectorises.
-fn exp_nonpositive(x: f32) -> f32 {
-    /// ln(2) in two parts, the first with trailing zeros so that n * LN2_HIGH is exact (Cody and Waite).
-    const LN2_HIGH: f32 = 0.693_359_4;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
-    /// Adding and subtracting 1.5 * 2^23 rounds to an integer.
-    const ROUND: f32 = 12_582_912.0;
-    let clamped = if x > -87.0 { x } else { -87.0 };
-    let n = (clamped * std::f32::consts::LOG2_E + ROUND) - ROUND;
-    let r = (clamped - n * LN2_HIGH) - n * LN2_LOW;
-    let high = 1.0 / 6.0 + r * (1.0 / 24.0 + r * (1.0 / 120.0 + r * (1.0 / 720.0 + r * (1.0 / 5040.0))));
-    let series = 1.0 + r * (1.0 + r * (0.5 + r * high));
-    let power = f32::from_bits(((n as i32 + 127) as u32) << 23);
-    if x > -87.0 { series * power } else { 0.0 }
 }
 
 #[cfg(test)]
@@ -433,10 +369,12 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use super::candidates::split_mix;
     use super::*;
     use crate::grammar::AllowedTokens;
 
-    const FIRST: Turn<'static> = Turn { tokens: &[], generated_from: 0, seed: 7, logprobs: None, mask: None };
+    const FIRST: Turn<'static> =
+        Turn { tokens: &[], generated_from: 0, seed: 7, logprobs: None, mask: None, surprise_bound: None };
 
     fn sample(logits: &[f32], sampling: &Sampling, turn: &Turn<'_>) -> Result<Token> {
         Sampler::default().sample(logits, sampling, turn)
@@ -446,8 +384,14 @@ mod tests {
     fn draws(logits: &[f32], sampling: &Sampling, seed: u64, count: usize) -> Vec<u32> {
         let tokens = vec![0; count];
         let mut sampler = Sampler::default();
-        let turn =
-            |index| Turn { tokens: &tokens[..index], generated_from: 0, seed, logprobs: None, mask: None };
+        let turn = |index| Turn {
+            tokens: &tokens[..index],
+            generated_from: 0,
+            seed,
+            logprobs: None,
+            mask: None,
+            surprise_bound: None,
+        };
         (0..count)
             .map(|index| sampler.sample(logits, sampling, &turn(index)).expect("finite logits").id)
             .collect()
@@ -588,7 +532,11 @@ mod tests {
     /// The logits after penalties and bias, as the sampler sees them.
     fn edited(logits: &[f32], sampling: &Sampling, tokens: &[u32], generated_from: usize) -> Vec<f32> {
         let mut sampler = Sampler::default();
-        sampler.edit(logits, sampling, &Turn { tokens, generated_from, seed: 0, logprobs: None, mask: None });
+        sampler.edit(
+            logits,
+            sampling,
+            &Turn { tokens, generated_from, seed: 0, logprobs: None, mask: None, surprise_bound: None },
+        );
         assert!(sampler.counts.iter().all(|&count| count == 0), "counts are left clean");
         sampler.edited
     }
@@ -697,8 +645,14 @@ mod tests {
         // Pinned: these ids must never change, or printed seeds lose their meaning.
         assert_eq!(draws(&logits, &plain, 42, 8), [47, 10, 17, 22, 2, 55, 13, 51]);
         assert_ne!(draws(&logits, &plain, 43, 8), draws(&logits, &plain, 42, 8));
-        let replayed =
-            Turn { tokens: &[5, 9, 0, 0, 0], generated_from: 2, seed: 42, logprobs: None, mask: None };
+        let replayed = Turn {
+            tokens: &[5, 9, 0, 0, 0],
+            generated_from: 2,
+            seed: 42,
+            logprobs: None,
+            mask: None,
+            surprise_bound: None,
+        };
         assert_eq!(sample(&logits, &plain, &replayed).expect("finite").id, 22, "draw 3, wherever it happens");
     }
 
@@ -771,7 +725,14 @@ mod tests {
             frequency_penalty: 0.1,
             ..at_temperature(0.8)
         };
-        let turn = Turn { tokens: &[1, 2, 3], generated_from: 1, seed: 1, logprobs: None, mask: None };
+        let turn = Turn {
+            tokens: &[1, 2, 3],
+            generated_from: 1,
+            seed: 1,
+            logprobs: None,
+            mask: None,
+            surprise_bound: None,
+        };
         let mut sampler = Sampler::default();
         let places =
             |s: &Sampler| (s.edited.as_ptr(), s.counts.as_ptr(), s.weights.as_ptr(), s.ranked.as_ptr());
@@ -823,7 +784,7 @@ mod tests {
             seed in any::<u64>(),
         ) {
             let sampling = Sampling { temperature, top_k, top_p, min_p, ..Sampling::default() };
-            let turn = Turn { tokens: &[], generated_from: 0, seed, logprobs: None, mask: None };
+            let turn = Turn { tokens: &[], generated_from: 0, seed, logprobs: None, mask: None, surprise_bound: None };
             let token = sample(&logits, &sampling, &turn).expect("finite");
             prop_assert_eq!(token.id, reference(&logits, &sampling, uniform(seed, 0)));
         }
@@ -837,7 +798,7 @@ mod tests {
                 top_p: 0.8, repetition_penalty: 1.3, presence_penalty: 0.4, frequency_penalty: -0.3,
                 ..at_temperature(0.9)
             };
-            let turn = Turn { tokens: &tokens, generated_from: tokens.len() / 2, seed, logprobs: Some(4), mask: None };
+            let turn = Turn { tokens: &tokens, generated_from: tokens.len() / 2, seed, logprobs: Some(4), mask: None, surprise_bound: None };
             let mut sampler = Sampler::default();
             sampler.sample(&first, &sampling, &turn).expect("finite");
             let reused = sampler.sample(&second, &sampling, &turn).expect("finite");

@@ -78,6 +78,8 @@ pub struct Sequence {
     draft: Option<StepDraft>,
     pending: Option<Token>,
     turn: TurnStart,
+    /// Mirostat's bound after the last token of the turn.
+    surprise_bound: Option<f32>,
     /// Length at which this turn's answer last saved a recurrent state.
     last_state: Option<usize>,
     poisoned: bool,
@@ -131,7 +133,8 @@ impl Sequence {
 
     fn over(resident: Resident) -> Self {
         let turn = TurnStart::default();
-        Self { resident, draft: None, pending: None, turn, last_state: None, poisoned: false }
+        let (surprise_bound, last_state) = (None, None);
+        Self { resident, draft: None, pending: None, turn, surprise_bound, last_state, poisoned: false }
     }
 
     /// Returns another sequence over the same pages, without a pending token. This one must not be poisoned.
@@ -163,6 +166,15 @@ impl Sequence {
         &self.turn
     }
 
+    /// Returns Mirostat's bound; `None` before the first draw of a turn.
+    pub fn surprise_bound(&self) -> Option<f32> {
+        self.surprise_bound
+    }
+
+    pub fn set_surprise_bound(&mut self, bound: Option<f32>) {
+        self.surprise_bound = bound;
+    }
+
     pub fn is_poisoned(&self) -> bool {
         self.poisoned
     }
@@ -171,6 +183,7 @@ impl Sequence {
     pub fn begin_turn(&mut self, turn: TurnStart) {
         self.pending = None;
         self.last_state = None;
+        self.surprise_bound = None;
         self.turn = turn;
     }
 

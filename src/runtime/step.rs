@@ -25,6 +25,7 @@ use llmctl_models::images::{ImageKey, ImageRows, ImageSpan, RowRule, TwoWay, Vis
 use llmctl_models::kv::{PagePool, PageRef, PageTable, Tokens};
 use llmctl_models::model::{Batch, BatchImage, Logits, Model, Row};
 use llmctl_models::tensor::SharedBytes;
+use llmctl_models::text::Vocabulary;
 
 /// From this many masks on, they are computed in parallel; waking the threads costs as much as a few masks.
 const MASKS_WORTH_THREADS: usize = 8;
@@ -124,6 +125,11 @@ impl Executor {
             images: Vec::new(),
             ending_drafts: Duration::ZERO,
         }
+    }
+
+    /// Tells the texts of tokens, where samplers need them.
+    pub fn set_vocabulary(&mut self, vocabulary: Arc<dyn Vocabulary>) {
+        self.sampler.set_vocabulary(vocabulary);
     }
 
     pub fn spec(&self) -> &EngineSpec {
@@ -387,8 +393,10 @@ impl Executor {
             seed: start.seed,
             logprobs: start.logprobs,
             mask: mask.as_ref(),
+            surprise_bound: feed.sequence.surprise_bound(),
         };
         let token = self.sampler.sample(self.logits.row(row), feed.sampling, &turn)?;
+        feed.sequence.set_surprise_bound(self.sampler.surprise_bound());
         feed.sequence.settle(Some(token));
         Ok(())
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::speculate::{DraftOffer, DraftText, Drafting, Drafts, Followed, KnownText};
 use crate::grammar::GrammarState;
-use crate::repetition::repeats;
+use crate::repetition::{Repetition, repeats};
 use crate::request::{
     EngineSessionName, Event, Finish, ImageUsage, Logprob, ModelDrafter, Outcome, PromptImage,
     ReasoningWatch, Request, RequestClock, Started, Token, Usage,
@@ -61,6 +61,8 @@ pub struct Generation {
     grammar: Option<GrammarState>,
     /// Set if the request limits the reasoning.
     reasoning: Option<ReasoningWatch>,
+    /// Follows the answer behind the reasoning, if it must not repeat itself.
+    repetition: Option<Repetition>,
     /// Tokens that end the reasoning and come next, in the model's place.
     closing: VecDeque<u32>,
     /// The token sampled last and the tokens forced after it. All are delivered; the last ones are still to
@@ -122,7 +124,8 @@ impl Generation {
             num_generated: 0,
             last_scheduled: 0,
             grammar: None,
-            reasoning: request.reasoning.clone().map(ReasoningWatch::new),
+            reasoning: request.reasoning_watch(),
+            repetition: request.limits.loop_guard.answer.map(Repetition::new),
             closing: VecDeque::new(),
             forced: Vec::new(),
             drafts: Drafts::default(),
@@ -442,7 +445,16 @@ impl Generation {
         // If the limit comes from the context, allow one more step: the model may end the generation by
         // itself.
         let most = self.request.limits.max_tokens.or(self.usual);
-        Ok((most == Some(self.num_generated) || self.is_stuck(id)).then_some(Finish::MaxTokens))
+        if most == Some(self.num_generated) || self.is_stuck(id) {
+            return Ok(Some(Finish::MaxTokens));
+        }
+        Ok(self.has_looped(id).then_some(Finish::Repetition))
+    }
+
+    /// Follows the answer behind the reasoning. Returns whether it has repeated itself.
+    fn has_looped(&mut self, id: u32) -> bool {
+        let is_answer = self.reasoning.as_ref().is_none_or(|watch| !watch.is_inside());
+        self.repetition.as_mut().filter(|_| is_answer).is_some_and(|repetition| repetition.push(id))
     }
 
     /// Appends the token, and returns whether the answer has started to repeat itself.
@@ -459,7 +471,7 @@ impl Generation {
             vocabulary.is_special(id) && !self.request.render_special && !self.request.markup.contains(&id);
         let bytes = if is_hidden { Cow::default() } else { vocabulary.token_bytes(id).unwrap_or_default() };
         let complete = self.utf8.push(&bytes);
-        if let Some(closing) = self.reasoning.as_mut().and_then(|watch| watch.push(&complete)) {
+        if let Some(closing) = self.reasoning.as_mut().and_then(|watch| watch.push(id, &complete)) {
             self.closing = closing.iter().copied().collect();
         }
         self.delivered.num_bytes += complete.len();
@@ -480,6 +492,7 @@ impl Generation {
             drafted_tokens: self.drafts.totals().0,
             accepted_tokens: self.drafts.totals().1,
             draft_model: self.drafts.by_model(),
+            looped_reasoning: self.reasoning.as_ref().is_some_and(ReasoningWatch::has_looped),
             images: self.images.usage,
             remote: None,
         };
@@ -568,13 +581,6 @@ impl Generation {
     /// Returns the rows of its longest image that one step has to compute whole.
     pub fn longest_image(&self) -> usize {
         self.images.spans.iter().map(|span| span.rows.len()).max().unwrap_or(0)
-    }
-
-    /// Asks nothing of a drafter that does not see its images.
-    pub fn ignore_drafter(&mut self, drafter: Option<ModelDrafter>) {
-        if let Some(drafter) = drafter.filter(|_| !self.images.spans.is_empty()) {
-            self.drafts.ignore_model(drafter);
-        }
     }
 
     /// Returns the rows of the next step: up to an image that it lacks, and where images are computed whole, one image alone

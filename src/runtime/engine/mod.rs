@@ -94,10 +94,13 @@ impl Engine {
         if model.hidden_width().is_some() {
             speculator.set_computing(AssistantDrafter::new(wall_clock()));
         }
+        let pool = new_pool(&spec);
+        let mut executor = Executor::new(model, spec);
+        executor.set_vocabulary(vocabulary.clone());
         Ok(Self {
-            pool: new_pool(&spec),
+            pool,
             speculator,
-            executor: Executor::new(model, spec),
+            executor,
             vocabulary,
             sessions: SessionTable::default(),
             queue: RequestQueue::default(),

@@ -150,7 +150,6 @@ impl Engine {
     pub(super) fn begin(&mut self, mut generation: Generation, num_indexed: Option<usize>) {
         let resumed = self.resume(&generation, num_indexed);
         generation.start(resumed, &mut self.events);
-        generation.ignore_drafter(self.speculator.computing());
         let last_scheduled = self.tick();
         generation.set_last_scheduled(last_scheduled);
         self.running.push(generation);

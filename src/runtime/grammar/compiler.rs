@@ -5,6 +5,7 @@
 //! awaited, not compiled twice. A compilation that times out cannot be stopped, but at most [`MAX_COMPILING`]
 //! run at a time.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,7 +24,7 @@ use serde_json::Value;
 use super::compiled::Grammar;
 use super::state::{GrammarState, TokenMask, unsatisfiable};
 use super::vocabulary::token_environment;
-use super::{GrammarSource, schema};
+use super::{GrammarSource, gbnf, schema};
 use llmctl_base::error::{Error, GrammarError, Result, panic_text};
 use llmctl_models::text::Tokenizer;
 
@@ -107,6 +108,7 @@ impl GrammarCompiler {
     }
 
     fn compile_anew(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
+        let source = &*self.shared.translated(source)?;
         let (grammar, kept) = (top_level(source)?, source.clone());
         let deadline = Instant::now() + MAX_COMPILE_TIME;
         let permit = Permit::wait(&self.shared, deadline)?;
@@ -138,6 +140,17 @@ impl fmt::Debug for GrammarCompiler {
 }
 
 impl CompilerState {
+    /// Returns GBNF as Lark, which every engine takes, and any other source as it is.
+    fn translated<'a>(&self, source: &'a GrammarSource) -> Result<Cow<'a, GrammarSource>, GrammarError> {
+        let GrammarSource::Gbnf(gbnf) = source else { return Ok(Cow::Borrowed(source)) };
+        let find_token = |name: &str| match name.strip_prefix("<[").and_then(|rest| rest.strip_suffix("]>")) {
+            Some(id) => id.parse().ok().filter(|id| (*id as usize) < self.vocab_size),
+            None => self.tokenizer.token_to_id(name),
+        };
+        let lark = gbnf::to_lark(gbnf, &find_token)?;
+        Ok(Cow::Owned(GrammarSource::Lark(lark)))
+    }
+
     fn compile(&self, grammar: TopLevelGrammar, source: GrammarSource) -> Result<Grammar, GrammarError> {
         let factory = self.factory.get_or_init(|| self.build_factory()).as_ref().map_err(Clone::clone)?;
         let mut parser = factory.create_parser(grammar).map_err(|error| schema::explain(&error))?;
@@ -239,6 +252,7 @@ fn key(source: &GrammarSource) -> Result<String, GrammarError> {
         GrammarSource::JsonSchema(schema) => format!("schema {schema}"),
         GrammarSource::Regex(regex) => format!("regex {regex}"),
         GrammarSource::Lark(grammar) => format!("lark {grammar}"),
+        GrammarSource::Gbnf(grammar) => format!("gbnf {grammar}"),
     };
     if key.len() > MAX_SOURCE_BYTES {
         return Err(GrammarError::TooComplex(format!("more than {MAX_SOURCE_BYTES} bytes")));
@@ -256,30 +270,11 @@ fn top_level(source: &GrammarSource) -> Result<TopLevelGrammar, GrammarError> {
             check_nesting(regex)?;
             Ok(TopLevelGrammar::from_regex(regex))
         }
-        GrammarSource::Lark(grammar) => {
-            check_notation(grammar)?;
+        GrammarSource::Lark(grammar) | GrammarSource::Gbnf(grammar) => {
             check_nesting(grammar)?;
             check_rules(grammar)?;
             Ok(TopLevelGrammar::from_lark(grammar.clone()))
         }
-    }
-}
-
-/// Refuses llama.cpp's notation, with a hint.
-fn check_notation(grammar: &str) -> Result<(), GrammarError> {
-    let defines = |line: &str| {
-        let name = line.split_once("::=").map(|(name, _)| name.trim());
-        name.is_some_and(|name| {
-            !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
-        })
-    };
-    match grammar.lines().any(defines) {
-        true => Err(GrammarError::Invalid(
-            "this looks like GBNF, and a grammar in llguidance's variant of Lark is wanted: `start: ...` and \
-             `name: ...` in place of `root ::= ...` and `name ::= ...`"
-                .to_owned(),
-        )),
-        false => Ok(()),
     }
 }
 
@@ -458,7 +453,6 @@ mod tests {
             let message = invalid(source);
             assert!(message.contains("nothing"), "{message}");
         }
-        assert!(invalid(GrammarSource::Lark("root ::= \"a\" b\nb ::= \"c\"".to_owned())).contains("GBNF"));
         compile(&compiler, ""); // the empty answer satisfies it
     }
 

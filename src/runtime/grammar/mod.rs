@@ -1,5 +1,5 @@
 //! Constrained decoding: the tokens that may come next so that an answer satisfies a JSON Schema, a regular
-//! expression or a Lark grammar.
+//! expression, or a grammar in Lark's or llama.cpp's notation.
 //!
 //! A [`GrammarCompiler`] belongs to a model's tokenizer and turns sources into [`Grammar`]s; a
 //! [`GrammarState`] follows one answer. Invariants: what a state allows depends only on its grammar and the
@@ -9,6 +9,7 @@
 mod closed;
 mod compiled;
 mod compiler;
+mod gbnf;
 mod plain;
 mod satisfiable;
 mod schema;
@@ -19,6 +20,7 @@ mod vocabulary;
 pub use self::closed::closed;
 pub use self::compiled::Grammar;
 pub use self::compiler::GrammarCompiler;
+pub use self::gbnf::{FindToken, to_lark as gbnf_to_lark};
 pub use self::schema::{prepare as prepare_schema, simplified, without};
 pub use self::state::{AllowedTokens, GrammarState, TokenMask};
 pub use self::text_grammar::{TextGrammar, between_slashes};
@@ -39,9 +41,16 @@ pub enum GrammarSource {
     Regex(String),
     /// A grammar in llguidance's variant of Lark that starts at rule `start`.
     Lark(String),
+    /// A grammar in llama.cpp's notation that starts at rule `root`. It is compiled as Lark.
+    Gbnf(String),
 }
 
 impl GrammarSource {
+    /// Returns a grammar in the notation that its form shows: GBNF if a line defines a rule with `::=`, else Lark.
+    pub fn grammar(text: String) -> Self {
+        if gbnf::is_gbnf(&text) { GrammarSource::Gbnf(text) } else { GrammarSource::Lark(text) }
+    }
+
     /// Closes the objects of a schema, see [`closed`].
     pub fn closed(self) -> Self {
         match self {

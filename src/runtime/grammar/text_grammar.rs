@@ -38,8 +38,8 @@ impl TextGrammar {
             GrammarSource::Regex(regex) => {
                 format!("start: {TEXT}_0\n{TEXT}_0: /{}/\n", between_slashes(unanchored(regex)))
             }
-            GrammarSource::JsonObject | GrammarSource::JsonSchema(_) => {
-                return Err(unsupported("schema", "a grammar of text is Lark or a regular expression"));
+            GrammarSource::JsonObject | GrammarSource::JsonSchema(_) | GrammarSource::Gbnf(_) => {
+                return Err(unsupported("format", "a grammar of text is Lark or a regular expression"));
             }
         };
         let items = items(&lark)?;

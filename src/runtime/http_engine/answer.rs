@@ -8,9 +8,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::refusal::beside_limited_reasoning;
 use super::wire::EngineFinish;
 use crate::client::Sink;
 use crate::grammar::{GrammarSource, GrammarState};
+use crate::repetition::Repetition;
 use crate::request::{
     Difference, Event, Finish, Outcome, ReasoningWatch, RemoteUsage, Request, RequestClock, Reuse,
     ReuseReason, Started, Token, Usage,
@@ -51,6 +53,8 @@ pub struct RemoteAnswer {
     utf8: Utf8Stream,
     stop: StopMatcher,
     reasoning: Option<ReasoningWatch>,
+    /// Follows the answer behind the reasoning, if it must not repeat itself.
+    repetition: Option<Repetition>,
     /// Tokens that end the reasoning, in the model's place.
     closing: VecDeque<u32>,
     /// Follows a constraint whose meaning may differ at the engine.
@@ -77,7 +81,8 @@ impl RemoteAnswer {
             generated: Vec::new(),
             utf8: Utf8Stream::new(),
             stop: StopMatcher::new(request.limits.stop.iter().cloned()),
-            reasoning: request.reasoning.clone().map(ReasoningWatch::new),
+            reasoning: request.reasoning_watch().filter(|_| beside_limited_reasoning(&request).is_none()),
+            repetition: request.limits.loop_guard.answer.map(Repetition::new),
             closing: VecDeque::new(),
             grammar: grammar.map(|grammar| GrammarState::new(grammar, request.limits.ignore_eos)),
             cached_tokens: None,
@@ -216,7 +221,12 @@ impl RemoteAnswer {
                 return Ok(Some(Finish::Complete));
             }
         }
-        Ok((self.tokens_left() == 0).then(|| self.limit()))
+        if self.tokens_left() == 0 {
+            return Ok(Some(self.limit()));
+        }
+        let is_answer = self.reasoning.as_ref().is_none_or(|watch| !watch.is_inside());
+        let repetition = self.repetition.as_mut().filter(|_| is_answer);
+        Ok(repetition.is_some_and(|repetition| repetition.push(id)).then_some(Finish::Repetition))
     }
 
     fn ends(&self, id: u32) -> bool {
@@ -240,7 +250,7 @@ impl RemoteAnswer {
             vocabulary.is_special(id) && !self.request.render_special && !self.request.markup.contains(&id);
         let bytes = if is_hidden { None } else { vocabulary.token_bytes(id) };
         let complete = self.utf8.push(&bytes.unwrap_or_default());
-        if let Some(closing) = self.reasoning.as_mut().and_then(|watch| watch.push(&complete)) {
+        if let Some(closing) = self.reasoning.as_mut().and_then(|watch| watch.push(id, &complete)) {
             self.closing = closing.iter().copied().collect();
         }
         self.stop.push(&complete)
@@ -274,6 +284,7 @@ impl RemoteAnswer {
             prompt_tokens,
             cached_tokens: self.cached_tokens.unwrap_or_default().min(prompt_tokens),
             completion_tokens: self.generated.len(),
+            looped_reasoning: self.reasoning.as_ref().is_some_and(ReasoningWatch::has_looped),
             remote: Some(RemoteUsage { reports_cached: self.cached_tokens.is_some() }),
             ..Usage::default()
         };

@@ -52,6 +52,12 @@ fn sampling(kind: EngineKind, request: &Request) -> NamedRefusal {
             "counts the tokens of the answer alone, not the prompt's".to_owned(),
         ));
     }
+    if kind != EngineKind::Llmctl && sampling.samplers.is_some() {
+        return Some(("samplers", "has an order of its own".to_owned()));
+    }
+    if kind != EngineKind::Llmctl && sampling.uses_dry() {
+        return Some(("dry_multiplier", "has no such parameter".to_owned()));
+    }
     if sampling.temperature == 0.0 || kind == EngineKind::Llmctl {
         return None; // a greedy choice knows no truncation
     }
@@ -106,15 +112,21 @@ fn logprobs(kind: EngineKind, request: &Request) -> NamedRefusal {
     Some(("logprobs", why.to_owned()))
 }
 
-/// A limit on reasoning is kept by ending the generation and asking for the rest of the answer.
+/// The usual guard against loops is left out where it cannot be kept.
 fn reasoning(request: &Request) -> NamedRefusal {
-    request.reasoning.as_ref()?;
+    let (limit, beside) = (request.reasoning.as_ref()?, beside_limited_reasoning(request)?);
+    let is_asked = limit.max_tokens.is_some() || !request.limits.loop_guard.is_default();
+    is_asked.then(|| ("reasoning", format!("cannot keep a limit on the reasoning beside {beside}")))
+}
+
+/// Returns what forbids a limit on the reasoning, which is kept by ending the generation and asking for the rest of the answer.
+pub fn beside_limited_reasoning(request: &Request) -> Option<&'static str> {
     let sampling = &request.sampling;
-    let beside = match () {
-        () if request.grammar.is_some() => "a constraint on the answer",
-        () if request.logprobs.is_some() => "logprobs",
-        () if sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0 => "penalties",
-        () => return None,
-    };
-    Some(("reasoning", format!("cannot keep a limit on the reasoning beside {beside}")))
+    match () {
+        () if request.grammar.is_some() => Some("a constraint on the answer"),
+        () if request.logprobs.is_some() => Some("logprobs"),
+        () if sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0 => Some("penalties"),
+        () if sampling.mirostat > 0.0 => Some("mirostat"),
+        () => None,
+    }
 }

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::http::error_text;
-use crate::grammar::{GrammarSource, between_slashes, prepare_schema};
+use crate::grammar::{GrammarSource, between_slashes, gbnf_to_lark, prepare_schema};
 use crate::request::{Logprob, Request, Token};
 use llmctl_base::error::GrammarError;
 use llmctl_base::sampling::Support;
@@ -101,6 +101,12 @@ impl AskedGeneration<'_> {
         let members = body.as_object_mut().expect("an object, written above");
         members.extend(numbers(kind, &request.sampling));
         members.extend(bias(&request.sampling));
+        if kind == EngineKind::Llmctl {
+            let Sampling { samplers, dry_sequence_breakers, .. } = &request.sampling;
+            members.extend(samplers.as_ref().map(|steps| ("samplers".to_owned(), json!(steps))));
+            let breakers = dry_sequence_breakers.as_ref();
+            members.extend(breakers.map(|texts| ("dry_sequence_breakers".to_owned(), json!(texts))));
+        }
         if request.sampling.temperature > 0.0 {
             members.insert("seed".to_owned(), self.seed.into());
         }
@@ -170,7 +176,7 @@ fn bias(sampling: &Sampling) -> Option<(String, Value)> {
 fn structured(source: &GrammarSource, takes_lark: bool) -> Value {
     match (shared_lark(source, takes_lark), source) {
         (Some(lark), _) => json!({"grammar": lark}),
-        (None, GrammarSource::Lark(lark)) => json!({"grammar": lark}),
+        (None, GrammarSource::Lark(grammar) | GrammarSource::Gbnf(grammar)) => json!({"grammar": grammar}),
         (None, GrammarSource::JsonObject) => json!({"json": {"type": "object"}}),
         (None, GrammarSource::JsonSchema(schema)) => json!({"json": schema}),
         (None, GrammarSource::Regex(regex)) => json!({"regex": regex}),
@@ -185,7 +191,7 @@ fn constraint(source: &GrammarSource, takes_lark: bool) -> Option<(String, Value
         (None, GrammarSource::JsonObject) => ("json_schema", json!({"type": "object"}).to_string()),
         (None, GrammarSource::JsonSchema(schema)) => ("json_schema", schema.to_string()),
         (None, GrammarSource::Regex(regex)) => ("regex", regex.clone()),
-        (None, GrammarSource::Lark(_)) => return None,
+        (None, GrammarSource::Lark(_) | GrammarSource::Gbnf(_)) => return None,
     };
     Some((name.to_owned(), text.into()))
 }
@@ -219,6 +225,7 @@ fn lark_of(source: &GrammarSource) -> Result<String, GrammarError> {
         GrammarSource::JsonSchema(schema) => format!("start: %json {}\n", prepare_schema(schema)?),
         GrammarSource::Regex(regex) => format!("start: /{}/\n", between_slashes(regex)),
         GrammarSource::Lark(lark) => lark.clone(),
+        GrammarSource::Gbnf(gbnf) => gbnf_to_lark(gbnf, &|_| None)?, // a compiled grammar is Lark already
     })
 }
 

@@ -51,10 +51,10 @@ impl AnswerForm<'_> {
     ///
     /// # Errors
     /// As [`GrammarCompiler::compile`]; [`GrammarError::Unsupported`] if a grammar cannot express the markup, or if `source` is a
-    /// Lark grammar, which applies to the whole answer, and the markup would surround it.
+    /// grammar of the user's own, which applies to the whole answer, and the markup would surround it.
     pub fn compile(&self, compiler: &GrammarCompiler, source: &GrammarSource) -> Result<Grammar> {
         let alone = compiler.compile(source)?;
-        let is_own = matches!(source, GrammarSource::Lark(_));
+        let is_own = matches!(source, GrammarSource::Lark(_) | GrammarSource::Gbnf(_));
         match self.frame(is_own)? {
             Some(_) if is_own => Ok(alone), // it may leave the reasoning out
             Some(frame) => {
@@ -68,7 +68,7 @@ impl AnswerForm<'_> {
     /// Returns the grammar of the whole answer as Lark text that begins with its rule `start`, as a part of another grammar.
     ///
     /// # Errors
-    /// As [`Self::compile`]; any Lark grammar is refused.
+    /// As [`Self::compile`]; any grammar of the user's own is refused.
     pub fn lark(&self, source: &GrammarSource) -> Result<String> {
         let body = body(source)?;
         let frame = self.frame(false)?.unwrap_or_else(|| "start: answer\n".to_owned());
@@ -122,7 +122,7 @@ fn body(source: &GrammarSource) -> Result<String> {
         GrammarSource::JsonObject => json(&json!({"type": "object"})),
         GrammarSource::JsonSchema(schema) => json(schema),
         GrammarSource::Regex(regex) => Ok(format!("/{}/", between_slashes(regex))),
-        GrammarSource::Lark(_) => Err(refusal("it cannot be part of another one")),
+        GrammarSource::Lark(_) | GrammarSource::Gbnf(_) => Err(refusal("it cannot be part of another one")),
     }
 }
 

@@ -71,10 +71,7 @@ impl<'a> AskedImages<'a> {
                 .ok_or_else(|| invalid(format!("{}: {:?} is not a SHA-256", image.tag(), image.sha256)))?;
             let file = match given.get(&hash) {
                 Some(file) => Arc::clone(file),
-                None => {
-                    let decoded = vision.decoded(&stored(image, &hash)?);
-                    decoded.map_err(|error| invalid(format!("{}: {error}", image.tag())))?
-                }
+                None => vision.decoded(image, &stored(image, &hash)?)?,
             };
             // The plan is the size's that the conversation names.
             match (file.picture.width, file.picture.height) == (image.width, image.height) {
@@ -86,7 +83,7 @@ impl<'a> AskedImages<'a> {
             }
         };
         let files = self.images.iter().map(file).collect::<Result<Vec<_>>>()?;
-        vision.prompt_images(files, &self.plans, &prompt.places)
+        Ok(vision.prompt_images(files, &self.plans, &prompt.places))
     }
 }
 
@@ -102,7 +99,7 @@ pub fn saved_images(tokenizer: &ChatTokenizer, saved: &SavedSession) -> Result<V
         let refuse = |reason: String| invalid(format!("{}: {reason}", image.tag()));
         let hash = ImageHash::from_hex(&image.sha256).ok_or_else(|| refuse("no SHA-256".to_owned()))?;
         let bytes = saved.blobs.read(&hash).map_err(refuse)?;
-        let file = vision.decoded(&bytes).map_err(|error| refuse(error.to_string()))?;
+        let file = vision.decoded(&image, &bytes)?;
         let key = vision.key(&file);
         match spans.iter().all(|span| span.key == key) {
             true => Ok(PromptImage { file, key, spans: spans.to_vec() }),

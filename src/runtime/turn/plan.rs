@@ -204,10 +204,13 @@ impl Planner<'_> {
         }
     }
 
-    /// Returns the limit on the reasoning of an answer that continues `text`; `None` without a budget, or if `text` has ended the
-    /// reasoning.
+    /// Returns the limit on the reasoning of an answer that continues `text`; `None` without a budget and a guard, or if `text` has
+    /// ended the reasoning.
     fn reasoning_limit(&self, text: &str, turn: &TurnRequest) -> Result<Option<ReasoningLimit>> {
-        let Some(max_tokens) = turn.reasoning_budget else { return Ok(None) };
+        let max_tokens = turn.reasoning_budget;
+        if max_tokens.is_none() && turn.limits.loop_guard.reasoning.is_none() {
+            return Ok(None);
+        }
         let output_markup = self.chat_tokenizer.output_markup();
         let Some(closing) = output_markup.reasoning.and_then(ReasoningFormat::closing) else {
             return Ok(None);

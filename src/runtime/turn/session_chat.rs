@@ -10,6 +10,7 @@
 //! that of the conversation's first turn, because a later date would change every prompt of a resumed
 //! conversation.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -43,6 +44,8 @@ pub struct SessionChat {
     saved: SavedSession,
     transcript: Transcript,
     writer: Option<SessionWriter>,
+    /// Images beside those of its turns that a prompt may name.
+    lent: BTreeSet<ImageHash>,
 }
 
 /// A turn that has been prompted and not answered yet.
@@ -132,7 +135,13 @@ impl SessionChat {
     }
 
     fn with(saved: SavedSession, writer: Option<SessionWriter>, model: ModelFingerprint) -> Self {
-        Self { transcript: saved.transcript(&model), model, saved, writer }
+        Self { transcript: saved.transcript(&model), model, saved, writer, lent: BTreeSet::new() }
+    }
+
+    /// Lets prompts name the images of a conversation of the same owner.
+    pub fn lend(&mut self, other: &SavedSession) {
+        self.saved.blobs.take(&other.blobs);
+        self.lent.extend(other.named_images());
     }
 
     /// Returns what the user should know before the conversation continues.
@@ -190,6 +199,9 @@ impl SessionChat {
         let asked = AskedImages::of(chat_tokenizer, &arranged)?;
         let encoded = asked.encode(&prompt)?;
         let images = asked.placed(&encoded, given, |image, hash| self.stored_image(image, hash))?;
+        let mut given = given.clone();
+        let lent = images.iter().filter(|image| self.lent.contains(&image.file.hash));
+        lent.for_each(|image| given.insert(Arc::clone(&image.file)));
         let tokens = encoded.tokens;
         let is_reasoning_off = Reasoning::is_off_in(&conversation.kwargs);
         let messages = conversation.messages;
@@ -198,7 +210,7 @@ impl SessionChat {
             prompt,
             tokens,
             images,
-            given: given.clone(),
+            given,
             messages,
             is_reasoning_off,
             kept_turns,
@@ -207,10 +219,11 @@ impl SessionChat {
         })
     }
 
-    /// Returns the bytes of an image of an earlier turn.
+    /// Returns the bytes of an image of an earlier turn, or of one that is lent.
     fn stored_image(&self, image: &ImageRef, hash: &ImageHash) -> Result<Arc<[u8]>> {
         let session = self.writer.as_ref().map(SessionWriter::name);
-        let is_ours = || self.messages().flat_map(Message::images).any(|ours| ours.sha256 == image.sha256);
+        let is_own = |own: ImageRef| own.sha256 == image.sha256;
+        let is_ours = || self.lent.contains(hash) || self.messages().flat_map(Message::images).any(is_own);
         self.saved.blobs.read(hash).map_err(|reason| match session {
             _ if !is_ours() => not_given(image),
             Some(name) => invalid(format!(

@@ -416,10 +416,10 @@ impl Dispatcher {
 
     /// Prepares and submits a generation. Its events arrive on the engine's thread.
     fn generate(&self, job: GenerateJob) {
-        let GenerateJob { mut guard, mut generate, stop } = job;
+        let GenerateJob { mut guard, generate, stop } = job;
         guard.session.clone_from(&generate.session_id);
         let detail = Detail::of(guard.id.is_some(), generate.events);
-        let kept = lock(&self.images).files(&mut generate.images);
+        let kept = lock(&self.images).files(&generate.images);
         let files = match kept {
             Ok((files, missing)) if missing.is_empty() => files,
             Ok((_, missing)) => return guard.end(ReplyBody::Error(ErrorLine::unknown_images(missing))),

@@ -5,7 +5,7 @@ use super::allotment::DraftOffer;
 use super::draft_model::Followed;
 use super::ngram::NgramDrafter;
 use super::track::{DraftTrack, KnownText};
-use crate::request::{DraftModelUsage, DraftStop, ModelDrafter};
+use crate::request::{DraftModelUsage, ModelDrafter};
 use crate::spec::Speculation;
 use llmctl_models::kv::PageTable;
 
@@ -150,12 +150,6 @@ impl Drafts {
         self.kind = MODEL;
         let acceptance = self.acceptance(MODEL);
         Followed { track: &mut self.track, text, table, draft: &mut self.tokens, most, acceptance }
-    }
-
-    /// Asks nothing of a drafter that computes, which would not see the text's images.
-    pub fn ignore_model(&mut self, drafter: ModelDrafter) {
-        self.by_model = Some(DraftModelUsage { drafter, ..DraftModelUsage::default() });
-        self.track.end(DraftStop::Image);
     }
 
     /// Takes the hidden states of `count` known tokens from `position` on, if the model keeps any for a block.

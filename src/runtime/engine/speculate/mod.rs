@@ -145,11 +145,6 @@ impl Speculator {
         self.computing = Some(Box::new(drafter));
     }
 
-    /// Returns the kind of the drafter that computes.
-    pub fn computing(&self) -> Option<ModelDrafter> {
-        self.computing.as_ref().map(|drafter| drafter.drafter())
-    }
-
     /// Returns what the user should know of the drafter that computes, once.
     pub fn take_notice(&mut self) -> Option<Notice> {
         self.notice.take().or_else(|| self.computing.as_mut()?.take_notice())

@@ -46,8 +46,9 @@ impl Blobs {
         self.kept.extend(files.iter().map(|file| (file.hash, Arc::clone(&file.bytes))));
     }
 
-    /// Takes what another holds in memory.
-    pub(super) fn take(&mut self, other: &Self) {
+    /// Takes what another holds in memory, and its folder if there is none here.
+    pub fn take(&mut self, other: &Self) {
+        self.folder = self.folder.take().or_else(|| other.folder.clone());
         self.kept.extend(other.kept.iter().map(|(hash, bytes)| (*hash, Arc::clone(bytes))));
     }
 

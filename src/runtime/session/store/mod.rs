@@ -45,7 +45,7 @@ use llmctl_template::message::Message;
 
 pub use self::blobs::{Blobs, hashes};
 pub use self::listing::{Listed, SessionSummary};
-pub use self::name::{MAX_NAME_BYTES, SessionName};
+pub use self::name::{MAX_NAME_BYTES, SessionName, percent_decoded};
 use self::owners::Owners;
 pub use self::record::BranchReason;
 pub use self::removal::{Forgotten, Purged};

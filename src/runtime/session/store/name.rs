@@ -127,7 +127,8 @@ fn is_device(name: &str) -> bool {
     matches!(name, "con" | "prn" | "aux" | "nul") || numbered("com") || numbered("lpt")
 }
 
-fn percent_decoded(folder: &str) -> Option<Vec<u8>> {
+/// Decodes `%20` and the like; `None` for a `%` before anything but two hexadecimal digits.
+pub fn percent_decoded(folder: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(folder.len());
     let mut rest = folder.as_bytes();
     while let [first, after @ ..] = rest {

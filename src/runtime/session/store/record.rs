@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::blobs::{hashes, hashes_in_note};
 use super::{ModelFingerprint, StoredTurn};
 use crate::request::{Finish, Usage};
-use llmctl_base::{Sampling, SamplingNumbers};
+use llmctl_base::{SamplerStep, Sampling, SamplingNumbers};
 use llmctl_image::ImageHash;
 use llmctl_models::images::{ImageKey, ImageSpan};
 use llmctl_template::message::{Content, ImageRef, Message, Role, ToolCall};
@@ -233,6 +233,10 @@ struct SamplingRecord {
     /// Pairs, because serde cannot read a map with numeric keys inside a tagged enum.
     logit_bias: Vec<(u32, f32)>,
     seed: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    samplers: Option<Vec<SamplerStep>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dry_sequence_breakers: Option<Vec<String>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -245,6 +249,7 @@ enum FinishRecord {
     ContextFull,
     Cancelled,
     Deadline,
+    Repetition,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -253,6 +258,9 @@ struct UsageRecord {
     prompt_tokens: usize,
     cached_tokens: usize,
     completion_tokens: usize,
+    /// Reasoning that repeated itself was ended. Absent otherwise, because readers older than it refuse it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    looped_reasoning: bool,
 }
 
 /// Reason why a body is not a record.
@@ -389,6 +397,7 @@ impl From<&StoredTurn> for StoredTurnRecord {
                 prompt_tokens: turn.usage.prompt_tokens,
                 cached_tokens: turn.usage.cached_tokens,
                 completion_tokens: turn.usage.completion_tokens,
+                looped_reasoning: turn.usage.looped_reasoning,
             },
             started_ms: turn.started_ms,
             finished_ms: turn.finished_ms,
@@ -413,6 +422,7 @@ impl TryFrom<StoredTurnRecord> for StoredTurn {
                 prompt_tokens: record.usage.prompt_tokens,
                 cached_tokens: record.usage.cached_tokens,
                 completion_tokens: record.usage.completion_tokens,
+                looped_reasoning: record.usage.looped_reasoning,
                 ..Usage::default()
             },
             started_ms: record.started_ms,
@@ -473,15 +483,18 @@ impl From<&Sampling> for SamplingRecord {
             numbers: SamplingNumbers::of(sampling),
             logit_bias: sampling.logit_bias.iter().map(|(&id, &bias)| (id, bias)).collect(),
             seed: sampling.seed,
+            samplers: sampling.samplers.clone(),
+            dry_sequence_breakers: sampling.dry_sequence_breakers.clone(),
         }
     }
 }
 
 impl From<SamplingRecord> for Sampling {
     fn from(record: SamplingRecord) -> Self {
-        let SamplingRecord { top_k, numbers, logit_bias, seed } = record;
+        let SamplingRecord { top_k, numbers, logit_bias, seed, samplers, dry_sequence_breakers } = record;
+        let logit_bias = logit_bias.into_iter().collect();
         let mut sampling =
-            Self { top_k, logit_bias: logit_bias.into_iter().collect(), seed, ..Self::default() };
+            Self { top_k, logit_bias, seed, samplers, dry_sequence_breakers, ..Self::default() };
         numbers.apply(&mut sampling);
         sampling
     }
@@ -497,6 +510,7 @@ impl From<&Finish> for FinishRecord {
             Finish::ContextFull => Self::ContextFull,
             Finish::Cancelled => Self::Cancelled,
             Finish::Deadline => Self::Deadline,
+            Finish::Repetition => Self::Repetition,
         }
     }
 }
@@ -511,6 +525,7 @@ impl From<FinishRecord> for Finish {
             FinishRecord::ContextFull => Self::ContextFull,
             FinishRecord::Cancelled => Self::Cancelled,
             FinishRecord::Deadline => Self::Deadline,
+            FinishRecord::Repetition => Self::Repetition,
         }
     }
 }
@@ -548,6 +563,19 @@ mod tests {
             frequency_penalty: 1e-7,
             typical_p: 0.9,
             top_n_sigma: 1.5,
+            dry_multiplier: 0.8,
+            dry_base: 1.5,
+            dry_allowed_length: 3.0,
+            dry_penalty_last_n: 256.0,
+            xtc_probability: 0.5,
+            xtc_threshold: 0.2,
+            dynatemp_range: 0.3,
+            dynatemp_exponent: 2.0,
+            mirostat: 2.0,
+            mirostat_tau: 4.0,
+            mirostat_eta: 0.2,
+            samplers: Some(vec![SamplerStep::Dry, SamplerStep::TypicalP, SamplerStep::Temperature]),
+            dry_sequence_breakers: Some(vec!["\n".to_owned(), "user:".to_owned()]),
             logit_bias: [(7, -100.0), (u32::MAX, 0.1)].into(),
             seed: Some(u64::MAX),
         };
@@ -566,7 +594,13 @@ mod tests {
             splice_after: Some("<|im_start|>assistant\n".to_owned()),
             sampling,
             finish: Finish::Eos(2),
-            usage: Usage { prompt_tokens: 5, cached_tokens: 3, completion_tokens: 0, ..Usage::default() },
+            usage: Usage {
+                prompt_tokens: 5,
+                cached_tokens: 3,
+                completion_tokens: 0,
+                looped_reasoning: true,
+                ..Usage::default()
+            },
             started_ms: 1,
             finished_ms: u64::MAX,
         }
@@ -589,7 +623,7 @@ mod tests {
         let mut turns = vec![rich_turn(), StoredTurn { spans: vec![span], ..rich_turn() }];
         let cut =
             [Finish::Complete, Finish::MaxTokens, Finish::ContextFull, Finish::Cancelled, Finish::Deadline];
-        for finish in cut.into_iter().chain([Finish::StopString("\n".to_owned())]) {
+        for finish in cut.into_iter().chain([Finish::Repetition, Finish::StopString("\n".to_owned())]) {
             turns.push(StoredTurn { finish, splice_after: None, ..rich_turn() });
         }
         let mut records = vec![

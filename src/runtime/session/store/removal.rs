@@ -1,4 +1,4 @@
-//! Removal of a session, with its conversation and the KV on disk that no other session uses.
+//! Removal of a session, with its conversation, and the KV and embeddings of images on disk that no other session uses.
 //!
 //! Invariants: once its lock is released, a removed session cannot be found. A page that another session's
 //! conversation starts with is kept, as far as its transcript can be read: what that may lose is computed
@@ -14,7 +14,7 @@ use super::lock;
 use super::token_history::each_sequence;
 use super::{SessionName, SessionStore, TRANSCRIPT, unfinished_name};
 use llmctl_base::error::Result;
-use llmctl_models::images::ImageSpan;
+use llmctl_models::images::{ImageKey, ImageSpan};
 use llmctl_models::kv::Tokens;
 use llmctl_models::kv::disk;
 use llmctl_models::kv::disk::PageName;
@@ -39,6 +39,9 @@ impl Forgotten {
         Some(format!("sessions that cannot be read may have to compute erased KV again: {names}"))
     }
 }
+
+/// What transcripts tell: whole pages of KV, and images.
+pub(super) type Told = (HashSet<PageName>, HashSet<ImageKey>);
 
 /// Result of `SessionStore::purge`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,15 +71,18 @@ impl SessionStore {
         Ok(self.forget(told))
     }
 
-    /// Returns the names of all pages of the transcripts in a folder, as far as they can be read; none without KV on disk.
-    pub(super) fn told_in(&self, folder: &Path) -> HashSet<PageName> {
-        let mut names = HashSet::new();
+    /// Returns what the transcripts in a folder tell, as far as they can be read; nothing without KV on disk.
+    pub(super) fn told_in(&self, folder: &Path) -> Told {
+        let mut told = Told::default();
         for path in self.kv.iter().flat_map(|_| transcripts(folder)) {
             if let Ok(Some(bytes)) = folder::read_file(&path) {
-                each_sequence(&bytes, |tokens, spans| names.extend(page_names(tokens, spans)));
+                each_sequence(&bytes, |tokens, spans| {
+                    told.0.extend(page_names(tokens, spans));
+                    told.1.extend(spans.iter().map(|span| span.key));
+                });
             }
         }
-        names
+        told
     }
 
     /// Removes undone, edited and damaged content from a session's files, and KV that only it used.
@@ -96,14 +102,15 @@ impl SessionStore {
         Ok(Purged { num_bytes, kv })
     }
 
-    /// Removes those pages that no session starts with, and images that none names.
-    pub(super) fn forget(&self, mut names: HashSet<PageName>) -> Forgotten {
+    /// Removes those pages that no session starts with, the embeddings of images that none has, and images that none names.
+    pub(super) fn forget(&self, (mut pages, mut images): Told) -> Forgotten {
         let mut forgotten = Forgotten::default();
         match self.collect_blobs() {
             Ok(num_images) => forgotten.num_images = num_images,
             Err(error) => forgotten.problem = Some(format!("images are left: {error}")),
         }
-        let Some(kv) = self.kv.as_ref().filter(|_| !names.is_empty()) else { return forgotten };
+        let is_any = !pages.is_empty() || !images.is_empty();
+        let Some(kv) = self.kv.as_ref().filter(|_| is_any) else { return forgotten };
         // Sessions of all owners, because pages have no owner.
         let entries = self.owners.roots().into_iter().filter_map(|root| fs::read_dir(root).ok()).flatten();
         let sessions = entries.flatten().filter_map(|entry| {
@@ -111,17 +118,19 @@ impl SessionStore {
             Some((name, entry.path()))
         });
         // Search all pages at once, because a shared prefix is followed from its first page.
-        let mut kept = HashSet::new();
+        let mut kept = Told::default();
         for (session, folder) in sessions {
-            let used = used_in(&folder.join(TRANSCRIPT), &names);
+            let used = used_in(&folder.join(TRANSCRIPT), &pages);
             if used.is_unknown {
                 forgotten.unreadable.push(session);
             }
-            kept.extend(used.names);
+            kept.0.extend(used.told.0);
+            kept.1.extend(used.told.1);
         }
-        names.retain(|name| !kept.contains(name));
+        pages.retain(|name| !kept.0.contains(name));
+        images.retain(|key| !kept.1.contains(key));
         forgotten.unreadable.sort();
-        match disk::forget(kv, &names) {
+        match disk::forget_images(kv, images).and_then(|()| disk::forget(kv, &pages)) {
             Ok(num_pages) => forgotten.num_pages = num_pages,
             Err(error) => forgotten.problem = Some(format!("{}: {error}", kv.display())),
         }
@@ -134,11 +143,11 @@ fn page_names<'a>(ids: &'a [u32], images: &'a [ImageSpan]) -> impl Iterator<Item
     disk::names(Tokens { ids, images })
 }
 
-/// Pages that a session uses.
+/// What a session uses.
 #[derive(Default)]
 struct Used {
-    names: HashSet<PageName>,
-    /// As far as it can be read it uses only those pages; the rest is unknown.
+    told: Told,
+    /// As far as it can be read it uses only that; the rest is unknown.
     is_unknown: bool,
 }
 
@@ -157,8 +166,9 @@ fn used_in(transcript: &Path, names: &HashSet<PageName>) -> Used {
                 departs = true;
                 break;
             }
-            used.names.insert(name);
+            used.told.0.insert(name);
         }
+        used.told.1.extend(spans.iter().map(|span| span.key));
     });
     used.is_unknown = !is_whole && !departs;
     used

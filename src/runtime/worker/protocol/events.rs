@@ -104,6 +104,7 @@ impl EventEncoder {
             drafted_tokens: if self.detail == Detail::Events { usage.drafted_tokens } else { 0 },
             accepted_tokens: if self.detail == Detail::Events { usage.accepted_tokens } else { 0 },
             draft_model: usage.draft_model.filter(|_| self.detail == Detail::Events),
+            looped_reasoning: usage.looped_reasoning && self.detail == Detail::Events,
             images: if self.detail == Detail::Events { usage.images } else { ImageUsage::default() },
             encode_ms: (self.detail == Detail::Events && !timings.encode.is_zero())
                 .then(|| ms(timings.encode)),
@@ -156,6 +157,7 @@ impl DoneLine {
                 drafted_tokens: self.drafted_tokens,
                 accepted_tokens: self.accepted_tokens,
                 draft_model: self.draft_model,
+                looped_reasoning: self.looped_reasoning,
                 images: self.images,
                 remote: None, // a worker computes itself
             },

@@ -10,9 +10,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::events::{duration, ms};
 use super::image::{WorkerImage, decoded};
 use crate::grammar::{Grammar, GrammarSource};
-use crate::request::{EngineSessionName, Limits, Overflow, PromptImage, ReasoningLimit, Request};
+use crate::request::{EngineSessionName, Limits, LoopGuard, Overflow, PromptImage, ReasoningLimit, Request};
 use llmctl_base::error::{Error, Result};
-use llmctl_base::{Sampling, SamplingNumbers};
+use llmctl_base::{SamplerStep, Sampling, SamplingNumbers};
 
 /// Arguments of a generation. The defaults are the reference server's, not those of [`Request`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -35,6 +35,10 @@ pub struct Generate {
     pub numbers: SamplingNumbers,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub logit_bias: BTreeMap<u32, f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub samplers: Option<Vec<SamplerStep>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dry_sequence_breakers: Option<Vec<String>>,
     /// 0 draws a random seed.
     pub seed: u64,
     /// Seed used verbatim; unlike in `seed`, 0 is a seed. Takes precedence over `seed`.
@@ -67,6 +71,8 @@ pub struct Generate {
     pub prediction: Vec<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<f64>,
+    #[serde(skip_serializing_if = "LoopGuard::is_default")]
+    pub loop_guard: LoopGuard,
     /// Send every [`Event`] in full.
     pub events: bool,
 }
@@ -100,6 +106,8 @@ impl Default for Generate {
             top_k: 0,
             numbers: SamplingNumbers::default(),
             logit_bias: BTreeMap::new(),
+            samplers: None,
+            dry_sequence_breakers: None,
             seed: 0,
             exact_seed: None,
             stop: Vec::new(),
@@ -115,6 +123,7 @@ impl Default for Generate {
             reasoning: None,
             prediction: Vec::new(),
             deadline_ms: None,
+            loop_guard: LoopGuard::default(),
             events: false,
         }
     }
@@ -147,6 +156,8 @@ impl From<&Request> for Generate {
             top_k: sampling.top_k.unwrap_or(0),
             numbers: SamplingNumbers::of(sampling),
             logit_bias: sampling.logit_bias.clone(),
+            samplers: sampling.samplers.clone(),
+            dry_sequence_breakers: sampling.dry_sequence_breakers.clone(),
             seed: 0,
             exact_seed: sampling.seed,
             stop: limits.stop.clone(),
@@ -162,6 +173,7 @@ impl From<&Request> for Generate {
             reasoning: reasoning.clone(),
             prediction: prediction.clone(),
             deadline_ms: limits.deadline.map(ms),
+            loop_guard: limits.loop_guard,
             events: true,
         }
     }
@@ -200,6 +212,8 @@ impl Generate {
         let mut sampling = Sampling {
             top_k: Some(self.top_k).filter(|&k| k > 0),
             logit_bias: self.logit_bias,
+            samplers: self.samplers,
+            dry_sequence_breakers: self.dry_sequence_breakers,
             seed: self.exact_seed.or(Some(self.seed).filter(|&seed| seed > 0)),
             ..Sampling::default()
         };
@@ -217,6 +231,7 @@ impl Generate {
                 stop_ids: self.stop_ids,
                 ignore_eos: self.ignore_eos,
                 deadline: deadline.transpose()?,
+                loop_guard: self.loop_guard,
             },
             logprobs: self.logprobs,
             prompt_logprobs: self.prompt_logprobs,

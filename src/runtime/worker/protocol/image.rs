@@ -7,6 +7,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
 
+use crate::images::refused;
 use crate::request::PromptImage;
 use llmctl_base::error::{Error, Result};
 use llmctl_image::{ImageFile, ImageHash, ImageLimits};
@@ -24,11 +25,8 @@ type ImageBytes = Arc<[u8]>;
 pub struct WorkerImage {
     pub spans: Vec<ImageSpan>,
     pub key: ImageKey,
-    /// Of the file, 64 lower-case hexadecimal digits.
+    /// Of the file, 64 lower-case hexadecimal digits. The worker must have it from an earlier line.
     pub sha256: String,
-    /// The file in base64; without it the worker must have it from an earlier line.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub blob: Option<String>,
 }
 
 /// Arguments of `image`: a file in base64, to be named by its hash later.
@@ -41,7 +39,7 @@ pub struct ImageUpload {
 impl WorkerImage {
     pub fn of(image: &PromptImage) -> Self {
         let PromptImage { file, key, spans } = image;
-        Self { spans: spans.clone(), key: *key, sha256: file.hash.to_string(), blob: None }
+        Self { spans: spans.clone(), key: *key, sha256: file.hash.to_string() }
     }
 }
 
@@ -90,19 +88,14 @@ impl KeptImages {
         Some(file.1)
     }
 
-    /// Returns the files of images, and the hashes of those that are not kept. Files that come with their images are kept first.
+    /// Returns the files of images, and the hashes of those that are not kept.
     ///
     /// # Errors
-    /// As [`Self::add`], and for a hash that is none, or another file's.
-    pub fn files(&mut self, images: &mut [WorkerImage]) -> Result<(Vec<ImageBytes>, Vec<String>)> {
+    /// [`Error::InvalidParameter`] for a hash that is none.
+    pub fn files(&mut self, images: &[WorkerImage]) -> Result<(Vec<ImageBytes>, Vec<String>)> {
         let (mut files, mut missing) = (Vec::new(), Vec::new());
         for image in images {
             let hash = ImageHash::from_hex(&image.sha256).ok_or_else(|| invalid("sha256 is no hash"))?;
-            if let Some(blob) = image.blob.take()
-                && self.add(&blob)? != hash
-            {
-                return Err(invalid("sha256 is not that of the blob"));
-            }
             match self.get(&hash) {
                 Some(file) => files.push(file),
                 None => missing.push(image.sha256.clone()),
@@ -119,7 +112,7 @@ fn invalid(message: &str) -> Error {
 /// Decodes a file.
 ///
 /// # Errors
-/// [`Error::InvalidParameter`] with the reason.
+/// [`Error::InvalidParameter`] with the reason; [`Error::ImagesBusy`].
 pub fn decoded(bytes: Arc<[u8]>) -> Result<Arc<ImageFile>> {
-    ImageFile::read(bytes, &ImageLimits::default()).map(Arc::new).map_err(|error| invalid(&error.to_string()))
+    ImageFile::read(bytes, &ImageLimits::default()).map_err(|error| refused(error, "images", String::new()))
 }

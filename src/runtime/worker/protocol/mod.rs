@@ -282,6 +282,9 @@ pub struct DoneLine {
     /// Those of a draft model among them; `None` for calls without `events`, or without a draft model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft_model: Option<DraftModelUsage>,
+    /// Reasoning that repeated itself was ended; absent for calls without `events`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub looped_reasoning: bool,
     /// Images of the prompt, and the time that went into them; absent for calls without `events`.
     #[serde(default, skip_serializing_if = "ImageUsage::is_zero")]
     pub images: ImageUsage,
@@ -373,7 +376,7 @@ impl ErrorCode {
             Error::SessionBusy(_) => ErrorCode::SessionBusy,
             Error::SessionsFull { capacity: 0 } => ErrorCode::UnsupportedSession,
             Error::SessionsFull { .. } => ErrorCode::CapacityExhausted,
-            Error::QueueFull { .. } => ErrorCode::QueueFull,
+            Error::QueueFull { .. } | Error::ImagesBusy { .. } => ErrorCode::QueueFull,
             Error::DeadlineExceeded { .. } => ErrorCode::DeadlineExceeded,
             Error::SessionNotFound(_) => ErrorCode::SessionNotFound,
             Error::Load(_) => ErrorCode::LoadFailed,

@@ -15,12 +15,12 @@ use super::line::read_line_within;
 use super::*;
 use crate::grammar::{Grammar, GrammarSource};
 use crate::request::{
-    Difference, DraftStop, Event, ImageDifference, ImageUsage, Limits, ModelDrafter, Outcome, Overflow,
-    PromptImage, ReasoningLimit, Request, Reuse, Timings, Usage,
+    Difference, DraftStop, Event, ImageDifference, ImageUsage, Limits, LoopGuard, ModelDrafter, Outcome,
+    Overflow, PromptImage, ReasoningLimit, Request, Reuse, Timings, Usage,
 };
 use crate::session::SessionState;
 use llmctl_base::error::{GrammarError, LoadError, StoreError};
-use llmctl_base::{SAMPLING, Sampling, SamplingNumbers};
+use llmctl_base::{SAMPLING, SamplerStep, Sampling, SamplingNumbers};
 use llmctl_image::{ImageFile, ImageHash, ImageLimits};
 use llmctl_models::images::{ImageKey, ImageSpan};
 use llmctl_template::TemplateError;
@@ -92,6 +92,19 @@ fn a_request_comes_out_as_it_went_in() {
             frequency_penalty: 1.9,
             typical_p: 0.9,
             top_n_sigma: 1.5,
+            dry_multiplier: 0.8,
+            dry_base: 1.5,
+            dry_allowed_length: 3.0,
+            dry_penalty_last_n: 256.0,
+            xtc_probability: 0.5,
+            xtc_threshold: 0.2,
+            dynatemp_range: 0.3,
+            dynatemp_exponent: 2.0,
+            mirostat: 2.0,
+            mirostat_tau: 4.0,
+            mirostat_eta: 0.2,
+            samplers: Some(vec![SamplerStep::Dry, SamplerStep::TypicalP, SamplerStep::Temperature]),
+            dry_sequence_breakers: Some(vec!["\n".to_owned(), "user:".to_owned()]),
             logit_bias: BTreeMap::from([(0, -100.0), (383, 0.1)]),
             seed: Some(0),
         },
@@ -102,6 +115,7 @@ fn a_request_comes_out_as_it_went_in() {
             stop_ids: vec![7],
             ignore_eos: true,
             deadline: Some(Duration::from_nanos(1_234_567_891)),
+            loop_guard: LoopGuard { reasoning: None, answer: Some(16) },
         },
         logprobs: Some(0),
         prompt_logprobs: Some(3),
@@ -109,7 +123,7 @@ fn a_request_comes_out_as_it_went_in() {
         markup: vec![5, 6].into(),
         grammar: None,
         reasoning: Some(ReasoningLimit {
-            max_tokens: 9,
+            max_tokens: Some(9),
             open: Some("<think>".to_owned()),
             close: "</think>".to_owned(),
             closing: vec![7, 8],
@@ -125,7 +139,9 @@ fn a_request_comes_out_as_it_went_in() {
 #[test]
 fn the_schema_has_each_field_of_a_generation() {
     let mut numbers = SamplingNumbers::default();
-    SAMPLING.iter().for_each(|number| number.give(&mut numbers, Some(0.5)));
+    SAMPLING
+        .iter()
+        .for_each(|number| number.give(&mut numbers, Some(if number.facts.is_whole { 1.0 } else { 0.5 })));
     let generate = Generate {
         prompt: Some("a".to_owned()),
         prompt_segments: Some(vec![PromptSegment { text: Some("a".to_owned()), ids: Some(vec![1]) }]),
@@ -133,13 +149,14 @@ fn the_schema_has_each_field_of_a_generation() {
             spans: vec![ImageSpan { rows: 0..1, key: ImageKey([7; 32]), first: 0, grid: [1, 1] }],
             key: ImageKey([7; 32]),
             sha256: "0".repeat(64),
-            blob: Some("aQ==".to_owned()),
         }],
         max_new_tokens: 9,
         overflow: Overflow::Refuse,
         top_k: 5,
         numbers,
         logit_bias: BTreeMap::from([(3, 1.5)]),
+        samplers: Some(SamplerStep::NAMES.map(|(_, step)| step).to_vec()),
+        dry_sequence_breakers: Some(vec!["x".to_owned()]),
         seed: 3,
         exact_seed: Some(0),
         stop: vec!["x".to_owned()],
@@ -152,9 +169,14 @@ fn the_schema_has_each_field_of_a_generation() {
         prompt_only: true,
         stop_ids: vec![7],
         grammar: Some(GrammarSource::JsonObject),
-        reasoning: Some(ReasoningLimit { max_tokens: 1, closing: vec![4], ..ReasoningLimit::default() }),
+        reasoning: Some(ReasoningLimit {
+            max_tokens: Some(1),
+            closing: vec![4],
+            ..ReasoningLimit::default()
+        }),
         prediction: vec![1],
         deadline_ms: Some(2.5),
+        loop_guard: LoopGuard::OFF,
         events: true,
     };
     let call = WorkerCall { id: Some(Id::Number(1)), op: Op::Generate(Box::new(generate.clone())) };
@@ -191,6 +213,7 @@ fn a_grammar_travels_as_its_source() {
         GrammarSource::JsonSchema(json!(true)),
         GrammarSource::Regex("[a-z]+\n".to_owned()),
         GrammarSource::Lark("start: \"x\"".to_owned()),
+        GrammarSource::Gbnf("root ::= \"x\"".to_owned()),
     ] {
         let generate = Generate { grammar: Some(source.clone()), ..Generate::default() };
         let call = WorkerCall { id: None, op: Op::Generate(Box::new(generate)) };
@@ -247,6 +270,7 @@ fn outcome(finish: Finish) -> Outcome {
                 accepted_tokens: 1,
                 stop: Some(DraftStop::Context),
             }),
+            looped_reasoning: true,
             images: ImageUsage { encoded: 1, found: 2 },
             remote: None,
         },
@@ -300,6 +324,7 @@ fn events_come_out_as_they_went_in() {
         Finish::ContextFull,
         Finish::Cancelled,
         Finish::Deadline,
+        Finish::Repetition,
     ];
     events.extend(finishes.map(outcome).map(Event::Done));
     let unstarted = Timings { time_to_first_token: None, ..Timings::default() };
@@ -328,6 +353,7 @@ fn errors_come_out_as_they_went_in() {
         Error::SessionBusy(name.clone()),
         Error::SessionsFull { capacity: 0 },
         Error::QueueFull { waiting: 9 },
+        Error::ImagesBusy { most_bytes: 9 },
         Error::DeadlineExceeded { deadline: Duration::from_nanos(17) },
         Error::SessionNotFound(name.clone()),
         LoadError::NotFound(path.clone()).into(),
@@ -486,7 +512,7 @@ fn span(key: u8, rows: std::ops::Range<usize>) -> ImageSpan {
 
 #[test]
 fn images_come_out_as_they_went_in() {
-    let file = Arc::new(ImageFile::read(IMAGE.into(), &ImageLimits::default()).expect("an image"));
+    let file = ImageFile::read(IMAGE.into(), &ImageLimits::default()).expect("an image");
     let image = |key, rows| PromptImage {
         file: Arc::clone(&file),
         key: ImageKey([key; 32]),
@@ -496,10 +522,10 @@ fn images_come_out_as_they_went_in() {
         Request { prompt: vec![7; 9], images: vec![image(1, 1..3), image(2, 5..7)], ..Request::default() };
     let call = WorkerCall { id: Some(Id::Number(7)), op: Op::Generate(Box::new(Generate::from(&request))) };
     assert_described("request", &line(&call));
-    let Op::Generate(mut generate) = WorkerCall::parse(&line(&call)).expect("a call").op else { panic!() };
+    let Op::Generate(generate) = WorkerCall::parse(&line(&call)).expect("a call").op else { panic!() };
     assert!(generate.is_work(), "an image has to be decoded");
     let mut kept = KeptImages::default();
-    let (files, missing) = kept.files(&mut generate.images).expect("hashes");
+    let (files, missing) = kept.files(&generate.images).expect("hashes");
     assert_eq!((files.len(), &missing[..]), (0, &[file.hash.to_string(), file.hash.to_string()][..]));
 
     let unknown = Reply { id: None, answer: ReplyBody::Error(ErrorLine::unknown_images(missing)) };
@@ -510,27 +536,19 @@ fn images_come_out_as_they_went_in() {
         panic!()
     };
     assert_eq!(kept.add(&blob).expect("base64"), file.hash);
-    let (files, missing) = kept.files(&mut generate.images).expect("hashes");
+    let (files, missing) = kept.files(&generate.images).expect("hashes");
     assert_eq!((files.len(), missing.len()), (2, 0));
     let again = generate.into_request(no_text, no_grammar, files).expect("a request");
     assert_eq!(format!("{again:?}"), format!("{request:?}"));
 }
 
 #[test]
-fn a_file_that_is_another_than_its_image_says_is_refused() {
-    let blob = BASE64_STANDARD.encode(IMAGE);
-    let image = |sha256: String, blob: &str| WorkerImage {
-        spans: vec![span(1, 0..1)],
-        key: ImageKey([1; 32]),
-        sha256,
-        blob: Some(blob.to_owned()),
-    };
-    let files = |image: WorkerImage| KeptImages::default().files(&mut [image]).map_err(|e| e.to_string());
-    let hash = ImageHash::of(IMAGE).to_string();
-    assert_eq!(files(image(hash.clone(), &blob)), Ok((vec![IMAGE.into()], vec![])));
-    assert!(files(image("0".repeat(64), &blob)).is_err_and(|e| e.contains("not that of the blob")));
-    assert!(files(image("x".to_owned(), &blob)).is_err_and(|e| e.contains("no hash")));
-    assert!(files(image(hash, "!")).is_err_and(|e| e.contains("not base64")));
+fn what_is_no_hash_and_no_file_is_refused() {
+    let spans = vec![span(1, 0..1)];
+    let image = WorkerImage { spans, key: ImageKey([1; 32]), sha256: "x".to_owned() };
+    let mut kept = KeptImages::default();
+    assert!(kept.files(&[image]).is_err_and(|e| e.to_string().contains("no hash")));
+    assert!(kept.add("!").is_err_and(|e| e.to_string().contains("not base64")));
 }
 
 #[test]
