@@ -9,7 +9,7 @@
 //! `half_open` tells whether a client has left; `router` the endpoints and the layers around them:
 //! `access` (request id, log, envelope) and `guard` (`policy`: keys, Host, Origin; bodies). `lifecycle` is
 //! the server's stage; `ledger` and `access_log` make the log line of a request, `request_id` its id;
-//! `page` is what browsers get; `tools` is what the page calls for the model; `owner` is whose sessions a
+//! `page` is what browsers get; `tools` is what the page calls for the model, `downloads` what Ollama's clients ask for; `owner` is whose sessions a
 //! request uses, `uploads` bounds slow bodies; `sessions` is the directory of sessions, `shared` what all
 //! models of a server have in common; `api` is the endpoints of the model, `wire` OpenAI's format as
 //! batches read it too. `engine` is the way to one engine, back up after it was lost, `engines` to all of
@@ -19,6 +19,8 @@
 
 #[path = "serve/api/mod.rs"]
 pub mod api;
+#[path = "serve/downloads.rs"]
+pub mod downloads;
 #[path = "serve/engines/mod.rs"]
 pub mod engines;
 #[path = "serve/error.rs"]
@@ -58,13 +60,14 @@ use llmctl_base::GivenSampling;
 use llmctl_engine::embed::EmbedClient;
 use llmctl_engine::grammar::GrammarCompiler;
 use llmctl_engine::session::store::{ModelFingerprint, SessionStore};
-use llmctl_engine::{ChatTokenizer, EngineClient, EngineSessionName};
+use llmctl_engine::{ChatTokenizer, EngineClient, EngineSessionName, LoopGuard};
 use llmctl_models::load::ModelFacts;
 use llmctl_template::{ReasoningFormat, ToolCallFormat};
 use sessions::SessionDirectory;
 use shared::ServerShared;
 use telemetry::metrics::{KvBlocks, ModelStatus};
 use telemetry::observe::Observer;
+use wire::ollama::is_same_name;
 
 /// The state of one model that all handlers share; clones refer to the same one.
 #[derive(Clone)]
@@ -132,6 +135,8 @@ pub struct ServeSettings {
     pub strict_limits: bool,
     /// Objects of schemas may have members that the schema does not name, unless it forbids them.
     pub schema_open: bool,
+    /// Ends what repeats itself, unless a request sets it.
+    pub loop_guard: LoopGuard,
     /// Time limit of a request, waiting included; `None` is no limit.
     pub deadline: Option<Duration>,
     /// Format of tool calls and of reasoning, if not the one that the template shows.
@@ -237,18 +242,18 @@ impl App {
 
     /// Returns true if `name` is a name of the model.
     fn answers_to(&self, name: &str) -> bool {
-        name == self.model().id || self.is_alias(name)
+        is_same_name(name, &self.model().id) || self.is_alias(name)
     }
 
     /// Returns true if `name` is another name for any model of this server.
     fn is_alias(&self, name: &str) -> bool {
-        self.settings().aliases.iter().any(|alias| alias == "*" || alias == name)
+        self.settings().aliases.iter().any(|alias| alias == "*" || is_same_name(alias, name))
     }
 
     /// Returns true if `name` is that of a model beside the one that writes text, or of one that this
     /// server could have been started with.
     fn knows_other(&self, name: &str) -> bool {
-        self.embedder().is_some_and(|served| served.id == name)
+        self.embedder().is_some_and(|served| is_same_name(&served.id, name))
             || self.settings().other_models.iter().any(|other| other == name)
     }
 

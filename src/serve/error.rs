@@ -124,6 +124,7 @@ impl From<Error> for ApiError {
             Error::SessionBusy(_) => (StatusCode::CONFLICT, Some("session_busy")),
             Error::SessionsFull { .. } => (StatusCode::TOO_MANY_REQUESTS, Some("capacity_exhausted")),
             Error::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, Some("queue_full")),
+            Error::ImagesBusy { .. } => (StatusCode::SERVICE_UNAVAILABLE, Some("images_busy")),
             Error::DeadlineExceeded { .. } => (StatusCode::SERVICE_UNAVAILABLE, Some("deadline_exceeded")),
             Error::SessionNotFound(_) => (StatusCode::NOT_FOUND, Some("session_not_found")),
             Error::Template(_) => (StatusCode::BAD_REQUEST, Some("template_error")),

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use crate::downloads::ModelDownloads;
 use crate::engines::preparing::Preparing;
 use crate::sessions::SessionDirectory;
 use crate::telemetry::observe::Observer;
@@ -17,6 +18,7 @@ use llmctl_engine::session::store::SessionStore;
 pub struct ServerShared {
     state: Arc<ServerSharedState>,
     tools: Option<Arc<dyn ToolHost>>,
+    downloads: Option<Arc<dyn ModelDownloads>>,
 }
 
 struct ServerSharedState {
@@ -30,13 +32,27 @@ impl ServerShared {
     pub fn new(sessions: Option<SessionStore>, observer: Observer, max_branches: usize) -> Self {
         let sessions = SessionDirectory::new(sessions, max_branches);
         let preparing = Preparing::default();
-        Self { state: Arc::new(ServerSharedState { sessions, observer, preparing }), tools: None }
+        Self {
+            state: Arc::new(ServerSharedState { sessions, observer, preparing }),
+            tools: None,
+            downloads: None,
+        }
     }
 
     /// Lets clients list and call these tools.
     #[must_use]
     pub fn with_tools(self, tools: Option<Arc<dyn ToolHost>>) -> Self {
         Self { tools, ..self }
+    }
+
+    /// Lets clients ask for downloads of models.
+    #[must_use]
+    pub fn with_downloads(self, downloads: Arc<dyn ModelDownloads>) -> Self {
+        Self { downloads: Some(downloads), ..self }
+    }
+
+    pub(crate) fn downloads(&self) -> Option<&Arc<dyn ModelDownloads>> {
+        self.downloads.as_ref()
     }
 
     pub(crate) fn tools(&self) -> Option<&Arc<dyn ToolHost>> {

@@ -145,6 +145,16 @@ def hints_of_agents_are_taken():
 
 
 @check
+def a_result_with_an_image_goes_on_as_text():
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    use = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": [image]}
+    messages = [*USER, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    raw = client.messages.with_raw_response.create(model=MODEL, messages=messages, max_tokens=4)
+    assert raw.headers["x-llmctl-ignored"] == "messages[].content[].content[].image", raw.headers
+
+
+@check
 def errors_name_the_place():
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
     try:

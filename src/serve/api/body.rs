@@ -94,11 +94,16 @@ fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-/// Only JSON that says so: a page in a browser may post other types across origins without asking.
+/// Only JSON that says so: a page in a browser may post other types across origins without asking. What `curl -d` says without a
+/// header is taken from programs; browsers name their origin or site with a POST (Fetch standard, "append a request `Origin` header").
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let essence = given.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     if essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
+        return Ok(());
+    }
+    let is_browsers = ["origin", "sec-fetch-site"].iter().any(|name| headers.contains_key(*name));
+    if essence == "application/x-www-form-urlencoded" && !is_browsers {
         return Ok(());
     }
     let message = match given {
@@ -273,5 +278,9 @@ mod tests {
         assert!(check(Some("application/json")) && check(Some("Application/JSON; charset=utf-8")));
         assert!(check(Some("application/vnd.api+json")));
         assert!(!check(None) && !check(Some("text/plain")) && !check(Some("text/x+json")));
+        let form = (header::CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"));
+        let origin = (header::ORIGIN, HeaderValue::from_static("null"));
+        assert!(check_type(&HeaderMap::from_iter([form.clone()])).is_ok(), "curl -d");
+        assert!(check_type(&HeaderMap::from_iter([form, origin])).is_err(), "a page's form");
     }
 }

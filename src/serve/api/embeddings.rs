@@ -24,6 +24,7 @@ use super::request::{model_not_found, token_ids};
 use crate::App;
 use crate::ServedEmbedder;
 use crate::error::ApiError;
+use crate::wire::ollama::is_same_name;
 use crate::wire::{Fields, Problems};
 use llmctl_base::Error;
 use llmctl_engine::embed::{EmbedClient, EmbedInput, EmbedKind, EmbedOutput, EmbedTexts, LongText};
@@ -36,9 +37,10 @@ enum EmbeddingInput {
 
 /// A request for vectors.
 pub struct EmbeddingBody {
+    /// The field of the texts.
+    name: &'static str,
     inputs: Vec<EmbeddingInput>,
     dimensions: Option<usize>,
-    in_base64: bool,
     prompt_name: Option<String>,
     long: LongText,
 }
@@ -130,28 +132,8 @@ impl TextUsage {
 }
 
 pub async fn embeddings(State(app): State<App>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
-    let (ignored, body) = blocking(&app, |app| read_fields(app, body, embedding_body)).await?;
-    let num_bytes = body.inputs.iter().map(EmbeddingInput::num_bytes).sum();
-    answer(&app, ignored, num_bytes, move |app, work| {
-        let served = served(app, false)?;
-        let EmbeddingBody { inputs, dimensions, in_base64, prompt_name, long } = body;
-        let texts = served.client.texts();
-        check_dimensions(texts, dimensions)?;
-        let prompt = texts.prompt(prompt_name.as_deref())?;
-        let encode = |(index, input): (usize, EmbeddingInput)| {
-            let encoded = match input {
-                EmbeddingInput::Text(text) => texts.encode(prompt, &text, long),
-                EmbeddingInput::Ids(ids) => texts.ids(ids, long),
-            };
-            encoded.map_err(|error| at(error, format!("input[{index}]")))
-        };
-        let inputs: Vec<EmbedInput> = inputs.into_iter().enumerate().map(encode).collect::<Result<_, _>>()?;
-        drop(work.encoding);
-        let usage = TextUsage::of(&inputs);
-        let vectors = compute(&served.client, inputs, dimensions, &work.has_left, |output| match output {
-            EmbedOutput::Vector(vector) => Some(vector),
-            EmbedOutput::Score(_) => None,
-        })?;
+    let in_base64 = body.get("encoding_format").and_then(Value::as_str) == Some("base64");
+    vectors(&app, body, embedding_body, move |model, vectors, prompt_tokens| {
         let item = |(index, vector): (usize, Vec<f32>)| {
             let embedding = if in_base64 {
                 EmbeddingValues::Base64(base64(&vector))
@@ -161,7 +143,43 @@ pub async fn embeddings(State(app): State<App>, JsonBody(body): JsonBody) -> Res
             EmbeddingItem { object: "embedding", index, embedding }
         };
         let data = vectors.into_iter().enumerate().map(item).collect();
-        json_bytes(&EmbeddingList { object: "list", data, model: &served.id, usage })
+        let usage = TextUsage { prompt_tokens, total_tokens: prompt_tokens };
+        json_bytes(&EmbeddingList { object: "list", data, model, usage })
+    })
+    .await
+}
+
+/// Reads a body with `read`, computes the vectors of its texts, and answers with what `write` makes of the model's id, the vectors
+/// and the number of tokens.
+pub async fn vectors(
+    app: &App,
+    body: Map<String, Value>,
+    read: fn(&mut Fields<'_>) -> EmbeddingBody,
+    write: impl FnOnce(&str, Vec<Vec<f32>>, usize) -> Result<Vec<u8>, ApiError> + Send + 'static,
+) -> Result<Response, ApiError> {
+    let (ignored, body) = blocking(app, move |app| read_fields(app, body, read)).await?;
+    let num_bytes = body.inputs.iter().map(EmbeddingInput::num_bytes).sum();
+    answer(app, ignored, num_bytes, move |app, work| {
+        let served = served(app, false)?;
+        let EmbeddingBody { name, inputs, dimensions, prompt_name, long } = body;
+        let texts = served.client.texts();
+        check_dimensions(texts, dimensions)?;
+        let prompt = texts.prompt(prompt_name.as_deref())?;
+        let encode = |(index, input): (usize, EmbeddingInput)| {
+            let encoded = match input {
+                EmbeddingInput::Text(text) => texts.encode(prompt, &text, long),
+                EmbeddingInput::Ids(ids) => texts.ids(ids, long),
+            };
+            encoded.map_err(|error| at(error, format!("{name}[{index}]")))
+        };
+        let inputs: Vec<EmbedInput> = inputs.into_iter().enumerate().map(encode).collect::<Result<_, _>>()?;
+        drop(work.encoding);
+        let num_tokens = TextUsage::of(&inputs).prompt_tokens;
+        let vectors = compute(&served.client, inputs, dimensions, &work.has_left, |output| match output {
+            EmbedOutput::Vector(vector) => Some(vector),
+            EmbedOutput::Score(_) => None,
+        })?;
+        write(&served.id, vectors, num_tokens)
     })
     .await
 }
@@ -214,7 +232,7 @@ async fn answer(
 }
 
 /// Returns the JSON of an answer. Numbers have the fewest digits that give them again.
-fn json_bytes(answer: &impl Serialize) -> Result<Vec<u8>, ApiError> {
+pub fn json_bytes(answer: &impl Serialize) -> Result<Vec<u8>, ApiError> {
     serde_json::to_vec(answer).map_err(|_| ApiError::internal("an answer cannot be written as JSON"))
 }
 
@@ -249,7 +267,7 @@ pub fn read_fields<T>(
     let mut problems = Problems::new(app.settings().lenient);
     let mut fields = Fields::new(body, &mut problems);
     let model = match (fields.text("model"), app.embedder()) {
-        (Some(name), Some(served)) if name != served.id && !app.is_alias(&name) => {
+        (Some(name), Some(served)) if !is_same_name(&name, &served.id) && !app.is_alias(&name) => {
             Err(model_not_found(&name, &served.id))
         }
         _ => Ok(()),
@@ -263,20 +281,20 @@ pub fn read_fields<T>(
 
 /// Reads a request for vectors.
 pub fn embedding_body(fields: &mut Fields<'_>) -> EmbeddingBody {
-    let what = "is neither a string, nor a list of strings or token ids that is not empty";
-    let inputs = texts(fields, "input", what, |fields| inputs(fields.take("input")));
     let format = fields.text("encoding_format");
     if format.as_deref().is_some_and(|format| !matches!(format, "float" | "base64")) {
         fields.unsupported("encoding_format", "is neither \"float\" nor \"base64\"");
     }
+    let prompt_name = fields.text("prompt_name");
+    EmbeddingBody { prompt_name, ..body_of(fields, "input") }
+}
+
+/// Reads texts in the field `name`, and what every form of a request for vectors has.
+pub fn body_of(fields: &mut Fields<'_>, name: &'static str) -> EmbeddingBody {
+    let what = "is neither a string, nor a list of strings or token ids that is not empty";
+    let inputs = texts(fields, name, what, |fields| inputs(fields.take(name)));
     let dimensions = positive(fields, "dimensions");
-    EmbeddingBody {
-        inputs,
-        dimensions,
-        in_base64: format.as_deref() == Some("base64"),
-        prompt_name: fields.text("prompt_name"),
-        long: long(fields),
-    }
+    EmbeddingBody { name, inputs, dimensions, prompt_name: None, long: long(fields) }
 }
 
 /// Reads the texts of a request; none, or too many, are refused. `what` completes "NAME ...".

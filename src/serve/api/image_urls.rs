@@ -32,10 +32,6 @@ pub struct ImageUrls {
 
 /// Returns the notes on a body whose fields are read for a model.
 pub fn problems(app: &App) -> Problems {
-    Problems::new(app.settings().lenient).with_images(image_use(app))
-}
-
-fn image_use(app: &App) -> ImageReading {
     let refusal = match app.settings().remote {
         true => "the model is behind an engine elsewhere, which takes tokens and no images".to_owned(),
         false => {
@@ -44,7 +40,8 @@ fn image_use(app: &App) -> ImageReading {
     };
     let urls = &app.settings().image_urls;
     let fetch = (!urls.hosts.is_empty()).then(|| Arc::new(urls.clone()) as Arc<dyn ImageFetch>);
-    ImageReading { is_on: app.reads_images(), refusal, fetch }
+    let reading = ImageReading { is_on: app.reads_images(), refusal, fetch };
+    Problems::new(app.settings().lenient).with_images(reading)
 }
 
 impl ImageFetch for ImageUrls {
@@ -89,10 +86,7 @@ impl ImageUrls {
         }
         match self.hosts.contains(&name) {
             true => Ok(name),
-            false => {
-                Err("its host is not among those that images are fetched from (serve --image-urls)"
-                    .to_owned())
-            }
+            false => Err("its host is not one that images are fetched from (serve --image-urls)".to_owned()),
         }
     }
 

@@ -33,15 +33,15 @@ pub async fn post(
 }
 
 /// Writes the text as it comes, and last the facts about it.
-struct InfillFormat {
-    model: String,
+pub struct InfillFormat {
+    pub model: String,
     /// The members of the last object that the client wants; empty for all.
-    wanted: Vec<String>,
+    pub wanted: Vec<String>,
 }
 
 impl InfillFormat {
     /// Returns the members behind the text: why it ended, counts and times.
-    fn end(&self, finished: &FinishedChoice) -> Map<String, Value> {
+    pub fn end(&self, finished: &FinishedChoice) -> Map<String, Value> {
         let Outcome { finish, usage, .. } = &finished.answer.outcome;
         let (stop_type, word) = match finish {
             Finish::StopString(word) => ("word", word.as_str()),
@@ -64,7 +64,7 @@ impl InfillFormat {
     }
 
     /// Leaves the members that the client wants. `timings/prompt_n` is a member of a member, under its own name.
-    fn wanted(&self, members: Map<String, Value>) -> Value {
+    pub fn wanted(&self, members: Map<String, Value>) -> Value {
         if self.wanted.is_empty() {
             return members.into();
         }

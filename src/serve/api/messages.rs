@@ -94,6 +94,7 @@ pub fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<M
     let limits = Limits {
         max_tokens: params::max_tokens(&mut fields, &["max_tokens"], &limits, false),
         stop: params::stop(&mut fields, "stop_sequences").unwrap_or_default(),
+        loop_guard: params::loop_guard(&mut fields).unwrap_or(limits.loop_guard),
         ..limits
     };
     let is_streamed = fields.flag("stream").unwrap_or(false);

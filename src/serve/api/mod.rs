@@ -1,6 +1,6 @@
 //! The endpoints.
 //!
-//! A wire format (`chat`, `completions`, `messages`, `responses`) reads a body with `request`, starts it
+//! A wire format (`chat`, `completions`, `messages`, `responses`, `ollama`, `llama_cpp`) reads a body with `request`, starts it
 //! with `drive` (which has it `prepare`d) and writes the answer with `sse`, whole (`collect`) or as a
 //! stream; `generate` holds the types between them; `eta` estimates how long a prompt takes; `plain` keeps
 //! markup out of messages. `patience` lets requests wait for a session; `listing` and `sessions` are the
@@ -9,7 +9,7 @@
 //! it. Handlers translate and wait: what may take long runs on `blocking` threads, the model on the
 //! engine's.
 
-mod blocking;
+pub(crate) mod blocking;
 pub(crate) mod body;
 mod chat;
 mod collect;
@@ -21,14 +21,16 @@ mod generate;
 pub(crate) mod image_urls;
 mod infill;
 mod listing;
+pub(crate) mod llama_cpp;
 pub(crate) mod mcp;
 mod messages;
 pub(crate) mod models;
+pub(crate) mod ollama;
 mod openapi;
 mod patience;
 mod plain;
 mod prepare;
-mod reply;
+pub(crate) mod reply;
 mod request;
 mod responses;
 pub(crate) mod session_host;
@@ -38,11 +40,12 @@ mod text;
 
 use axum::Router;
 use axum::extract::FromRef;
-use axum::routing::{any, get, post};
+use axum::routing::{any, delete, get, post};
 
 use super::App;
 use crate::gate::owner::SharesSessions;
 use mcp::ServedTools;
+use ollama::pull::ServedDownloads;
 pub use openapi::{endpoints, paths_with_model, streams};
 use session_host::SessionHost;
 
@@ -92,10 +95,16 @@ fn shared_routes() -> Router<App> {
         .route("/detokenize", post(text::detokenize))
         .route("/tokenizer_info", get(text::tokenizer_info))
         .route("/openapi.json", get(openapi::get))
+        .route("/api/tags", get(ollama::models::tags))
+        .route("/api/ps", get(ollama::models::ps))
+        .route("/api/show", post(ollama::models::show))
+        .route("/api/embed", post(ollama::vectors::embed))
+        .route("/api/embeddings", post(ollama::vectors::embedding))
+        .route("/lora-adapters", get(llama_cpp::adapters).post(llama_cpp::change_adapters))
 }
 
 /// Paths that only a model that writes text has.
-const TEXT_PATHS: [&str; 13] = [
+const TEXT_PATHS: [&str; 17] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/messages",
@@ -104,6 +113,10 @@ const TEXT_PATHS: [&str; 13] = [
     "/v1/responses/input_tokens",
     "/v1/responses/{id}",
     "/infill",
+    "/completion",
+    "/slots",
+    "/api/chat",
+    "/api/generate",
     "/apply-template",
     "/v1/sessions",
     "/v1/sessions/{*rest}",
@@ -114,8 +127,8 @@ const TEXT_PATHS: [&str; 13] = [
 /// Returns the endpoints of a model.
 pub fn routes_of(app: &App) -> Router<App> {
     match app.writes_text() {
-        true => text_routes().merge(session_routes()).merge(tool_routes()),
-        false => embedder_routes(),
+        true => text_routes().merge(session_routes()).merge(tool_routes()).merge(store_routes()),
+        false => embedder_routes().merge(store_routes()),
     }
 }
 
@@ -136,6 +149,10 @@ fn text_routes() -> Router<App> {
         .route("/v1/responses", post(responses::post))
         .route("/v1/responses/input_tokens", post(responses::input_tokens))
         .route("/infill", post(infill::post))
+        .route("/completion", post(llama_cpp::completion))
+        .route("/slots", get(llama_cpp::slots))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
         .route("/apply-template", post(text::apply_template))
 }
 
@@ -155,6 +172,20 @@ where
         .route("/v1/sessions/{id}/fork", post(sessions::fork))
         .route("/v1/sessions/{id}/rename", post(sessions::rename))
         .route("/v1/sessions/{id}/restore", post(sessions::restore))
+}
+
+/// Ollama's endpoints that need no loaded model.
+pub fn store_routes<S>() -> Router<S>
+where
+    S: Clone + Send + Sync + 'static,
+    ServedDownloads: FromRef<S>,
+{
+    use ollama::models::unchanged;
+    Router::new()
+        .route("/api/version", get(ollama::models::version))
+        .route("/api/pull", post(ollama::pull::pull))
+        .route("/api/copy", post(unchanged))
+        .route("/api/delete", delete(unchanged))
 }
 
 /// Endpoints of tools, which need no loaded model.

@@ -228,6 +228,6 @@ pub async fn props(State(app): State<App>) -> Json<Value> {
     }))
 }
 
-fn context_length(app: &App) -> Option<usize> {
+pub fn context_length(app: &App) -> Option<usize> {
     app.engine().ok().map(|engine| engine.spec().context_length())
 }

@@ -18,7 +18,7 @@ use crate::wire::switches::{AnswerReasoning, Switches, switches};
 use crate::wire::{Fields, Problems, message, options, params, shape, tools};
 use llmctl_base::{Error, GivenSampling};
 use llmctl_engine::turn::{AnswerStart, InfillPrompt, TextPrompt, ToolUse, TurnRequest};
-use llmctl_engine::{ChatTokenizer, EngineClient, Limits, Overflow, draw_seed};
+use llmctl_engine::{ChatTokenizer, EngineClient, Limits, MAX_LOGPROBS, Overflow, draw_seed};
 use llmctl_template::{Conversation, ImageRef, Message, Role};
 
 /// OpenAI's default for completions, which its clients rely on.
@@ -186,12 +186,7 @@ pub fn infill(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result
     if app.model().chat_tokenizer.infill().is_none() {
         fields.unsupported("input_prefix", "is not supported: this model has no fill-in-the-middle tokens");
     }
-    let wanted = fields.list("response_fields").unwrap_or_default();
-    let wanted = wanted.iter().filter_map(Value::as_str).map(str::to_owned).collect();
-    // Editors send these with each request: limits of time, and indentation.
-    for name in ["n_indent", "t_max_prompt_ms", "t_max_predict_ms"] {
-        fields.hint(name);
-    }
+    let wanted = llama_cpp(&mut fields);
     let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
     let reading = Reading { schema_open, may_be_none: false };
     let params = params(app, &engine, &mut fields, Limits::default(), reading);
@@ -199,7 +194,7 @@ pub fn infill(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result
         fields.unsupported("n", "is not supported: the response holds one text");
     }
     if params.turn.logprobs.is_some() {
-        fields.unsupported("logprobs", "is not supported: the response holds text alone");
+        fields.unsupported("logprobs", "is not supported, nor n_probs: the response holds text alone");
     }
     fields.end();
     problems.check(model)?;
@@ -209,6 +204,63 @@ pub fn infill(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result
     let streaming = params.streaming;
     let prompt = Prompt::Texts(vec![TextPrompt::Infill(prompt)]);
     Ok(InfillBody { request: params.request(prompt, session, incoming), streaming, wanted, ignored })
+}
+
+/// Takes hints that llama.cpp's clients send with each request: limits of time, and indentation. Returns the members of the
+/// response that are asked for; none for all.
+fn llama_cpp(fields: &mut Fields<'_>) -> Vec<String> {
+    for name in ["n_indent", "t_max_prompt_ms", "t_max_predict_ms"] {
+        fields.hint(name);
+    }
+    let wanted = fields.list("response_fields").unwrap_or_default();
+    wanted.iter().filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+/// A completion in llama.cpp's form.
+pub struct NativeBody {
+    pub request: GenerateRequest,
+    pub streaming: Streaming,
+    /// The members of the response that the client wants; empty for all.
+    pub wanted: Vec<String>,
+    pub returns_tokens: bool,
+    /// The prompts are a list.
+    pub is_list: bool,
+    /// Fields that have no effect.
+    pub ignored: Vec<String>,
+}
+
+/// Reads llama.cpp's request to go on with texts.
+///
+/// # Errors
+/// As [`chat`].
+pub fn native(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<NativeBody, ApiError> {
+    let engine = app.engine()?;
+    let mut problems = problems(app);
+    let mut fields = Fields::new(body, &mut problems);
+    let model = check_model(app, &mut fields);
+    let prompts = prompts(&mut fields);
+    let wanted = llama_cpp(&mut fields);
+    let num_probs = fields.size("n_probs").filter(|count| *count > 0);
+    if num_probs.is_some_and(|count| count > MAX_LOGPROBS) {
+        fields.out_of_range("n_probs", &format!("is not in [0, {MAX_LOGPROBS}]"));
+    }
+    let returns_tokens = fields.flag("return_tokens").unwrap_or(false);
+    let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
+    let reading = Reading { schema_open, may_be_none: false };
+    let mut params = params(app, &engine, &mut fields, Limits::default(), reading);
+    if params.num_choices > 1 || prompts.len() > most_answers(&engine) {
+        fields.unsupported("n", "is not supported: each prompt has one text");
+    }
+    fields.end();
+    problems.check(model)?;
+    params.turn.images = problems.images().decode()?;
+    params.turn.logprobs = num_probs.or(params.turn.logprobs);
+    let ignored = problems.take_ignored();
+    let session = session_of(None, false, &incoming.headers, &incoming.caller)?;
+    let session = session.filter(|session| matches!(session, RequestSession::Transient(_)));
+    let (streaming, is_list) = (params.streaming, prompts.len() > 1);
+    let request = params.request(Prompt::Texts(prompts), session, incoming);
+    Ok(NativeBody { request, streaming, wanted, returns_tokens, is_list, ignored })
 }
 
 fn infill_prompt(fields: &mut Fields<'_>) -> InfillPrompt {
@@ -299,7 +351,7 @@ pub fn params(
 pub fn with_settings(app: &App, limits: Limits) -> Limits {
     let settings = app.settings();
     let overflow = if settings.strict_limits { Overflow::Refuse } else { Overflow::Clamp };
-    Limits { deadline: settings.deadline, overflow, ..limits }
+    Limits { deadline: settings.deadline, overflow, loop_guard: settings.loop_guard, ..limits }
 }
 
 /// Reads the sampling and checks the engine's ranges.
@@ -325,7 +377,7 @@ pub fn check_tools(app: &App, fields: &mut Fields<'_>, tools: &ToolUse) {
 }
 
 /// Checks the ranges of the engine before the engine is asked.
-fn check_ranges(sampling: &GivenSampling, vocab_size: usize, problems: &mut Problems) {
+pub fn check_ranges(sampling: &GivenSampling, vocab_size: usize, problems: &mut Problems) {
     match sampling.sampling(true).validate(vocab_size) {
         Ok(()) => {}
         Err(Error::InvalidParameter { name, message }) => problems.value(name, format!("{name}: {message}")),

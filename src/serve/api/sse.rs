@@ -1,5 +1,5 @@
 //! An answer in a wire format, whole or as server-sent events: `data:` lines with JSON, and comments or
-//! the API's own events in a silent stream.
+//! the API's own events in a silent stream. Ollama's streams are lines of JSON.
 //!
 //! Invariants: every event leaves whole; after an error event comes nothing but `[DONE]`, in APIs that
 //! have it; dropping the body drops the answer, which cancels it. Comments keep proxies and clients from
@@ -23,6 +23,7 @@ use super::generate::{FinishedChoice, Progress, Running, Totals, Update};
 use super::reply::{AnswerHeaders, RunningUsage};
 use crate::error::ApiError;
 use crate::wire::anthropic::error as anthropic;
+use crate::wire::ollama::{self, is_ollama};
 use llmctl_engine::turn::Delta;
 use llmctl_engine::{Logprob, Token};
 
@@ -31,6 +32,12 @@ const KEEP_ALIVE: Duration = Duration::from_secs(1);
 
 const DONE: &[u8] = b"data: [DONE]\n\n";
 
+/// Type of a stream of lines with an object each.
+pub const LINES: &str = "application/x-ndjson";
+
+/// Keeps a silent stream of lines alive: white space before the next object.
+pub const SILENCE: Bytes = Bytes::from_static(b" ");
+
 /// Writes the answers of one API. Each call but the first returns the objects of a stream to send.
 pub trait WireFormat: Send + 'static {
     /// Events have an `event:` line with the member `type` of their object.
@@ -38,6 +45,9 @@ pub trait WireFormat: Send + 'static {
 
     /// `data: [DONE]` is the last line.
     const ENDS_WITH_DONE: bool = true;
+
+    /// The stream is no stream of events: each object is a line, as in Ollama's API.
+    const IS_LINES: bool = false;
 
     /// Returns a whole answer.
     ///
@@ -69,7 +79,7 @@ pub trait WireFormat: Send + 'static {
 
     /// Ends a stream that has begun and cannot be completed.
     fn failed(&mut self, error: &ApiError) -> Vec<Value> {
-        vec![error.body()]
+        vec![if Self::IS_LINES { ollama::error_body(error) } else { error.body() }]
     }
 
     /// Returns the API's own event for a silent stream; a comment is sent where it has none.
@@ -97,7 +107,7 @@ pub async fn answer(
 }
 
 /// The response that streams `running`.
-fn response(running: Running, chunks: impl WireFormat) -> Response {
+fn response<C: WireFormat>(running: Running, chunks: C) -> Response {
     let mut silence = interval_at(Instant::now() + KEEP_ALIVE, KEEP_ALIVE);
     silence.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut feed = EventFeed {
@@ -114,16 +124,18 @@ fn response(running: Running, chunks: impl WireFormat) -> Response {
         let bytes = feed.next().await?;
         Some((Ok::<_, Infallible>(bytes), feed))
     });
-    event_stream(events)
+    stream_response(events, C::IS_LINES)
 }
 
-/// The response whose body is a stream of events.
-pub fn event_stream<E: Into<BoxError> + 'static>(
+/// The response whose body is a stream of events, or of lines with an object each.
+pub fn stream_response<E: Into<BoxError> + 'static>(
     events: impl Stream<Item = Result<Bytes, E>> + Send + 'static,
+    is_lines: bool,
 ) -> Response {
     let mut response = Response::new(Body::from_stream(events));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    let kind = if is_lines { LINES } else { "text/event-stream; charset=utf-8" };
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // nginx would gather events into its buffers.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
@@ -193,7 +205,7 @@ impl<C: WireFormat> EventFeed<C> {
     fn end(&mut self, last: impl FnOnce(&mut C) -> Vec<Value>) {
         let objects = last(&mut self.chunks);
         self.push(objects);
-        if C::ENDS_WITH_DONE {
+        if C::ENDS_WITH_DONE && !C::IS_LINES {
             self.ready.push_back(Bytes::from_static(DONE));
         }
         self.is_over = true;
@@ -206,13 +218,19 @@ impl<C: WireFormat> EventFeed<C> {
     fn keep_alive(&mut self) -> Bytes {
         match self.chunks.keep_alive() {
             Some(object) => event::<C>(&object),
+            None if C::IS_LINES => SILENCE,
             None => comment(self.progress),
         }
     }
 }
 
 fn event<C: WireFormat>(object: &Value) -> Bytes {
-    event_bytes(object, C::NAMES_EVENTS)
+    if C::IS_LINES { line(object) } else { event_bytes(object, C::NAMES_EVENTS) }
+}
+
+/// Returns an object as a line.
+pub fn line(object: &Value) -> Bytes {
+    Bytes::from(format!("{object}\n"))
 }
 
 fn event_bytes(object: &Value, is_named: bool) -> Bytes {
@@ -233,7 +251,8 @@ pub fn failure(path: &str, error: &ApiError, request_id: &str) -> Bytes {
             });
             event_bytes(&event, true)
         }
-        "/infill" => event_bytes(&error.body(), false),
+        "/infill" | "/completion" => event_bytes(&error.body(), false),
+        _ if is_ollama(path) => line(&ollama::error_body(error)),
         _ => [&event_bytes(&error.body(), false)[..], DONE].concat().into(),
     }
 }
@@ -267,7 +286,8 @@ mod tests {
         assert!(chat.starts_with("data: {\"error\":") && chat.ends_with("\n\ndata: [DONE]\n\n"), "{chat}");
         assert!(text("/v1/messages").starts_with("event: error\ndata: {"));
         assert!(text("/v1/responses").contains("\"type\":\"error\""));
-        assert!(!text("/infill").contains("DONE"));
+        assert!(!text("/infill").contains("DONE") && !text("/completion").contains("DONE"));
+        assert_eq!(text("/api/chat"), "{\"error\":\"no\",\"code\":\"invalid_value\",\"param\":\"n\"}\n");
     }
 
     #[test]

@@ -3,24 +3,30 @@
 //! Invariant: a model is loaded only for a body that is a JSON object, and it is parsed once.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Query, Request, State};
 use axum::http::StatusCode;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Json, Router};
 use serde_json::{Map, Value};
 
+use super::table::UnloadRefusal;
 use super::waiting::Waiting;
 use super::{Fleet, listing};
 use crate::api;
 use crate::api::body::JsonBody;
 use crate::error::ApiError;
 use crate::telemetry::ledger::Ledger;
+use crate::wire::ollama::{self, AnswerKind, is_ollama};
 
 /// Endpoints whose query may name the model: `?model=ID`.
-const BY_QUERY: [&str; 3] = ["/props", "/tokenizer_info", "/openapi.json"];
+const BY_QUERY: [&str; 4] = ["/props", "/slots", "/tokenizer_info", "/openapi.json"];
+
+/// Endpoints whose body names a model that is not loaded for it.
+const WITHOUT_LOAD: [&str; 2] = ["/api/show", "/api/pull"];
 
 /// The endpoints of a server with several models, without the layers around them.
 pub fn routes(fleet: Fleet) -> Router {
@@ -28,10 +34,16 @@ pub fn routes(fleet: Fleet) -> Router {
         .route("/v1/models", get(listing::list))
         .route("/models", get(listing::list))
         .route("/v1/models/{*id}", get(listing::get).post(listing::change))
-        .route("/models/{*id}", get(listing::get));
-    let with_body = api::paths_with_model().fold(listed, |routes, path| routes.route(path, post(by_body)));
+        .route("/models/{*id}", get(listing::get))
+        .route("/api/tags", get(listing::tags))
+        .route("/api/ps", get(listing::ps))
+        .route("/api/show", post(listing::show));
+    let paths = api::paths_with_model().filter(|path| !WITHOUT_LOAD.contains(path));
+    let with_body = paths.fold(listed, |routes, path| routes.route(path, post(by_body)));
     let all = BY_QUERY.iter().fold(with_body, |routes, path| routes.route(path, get(by_query)));
-    all.merge(api::session_routes()).merge(api::tool_routes()).with_state(fleet)
+    let all = all.merge(api::session_routes()).merge(api::tool_routes()).merge(api::store_routes());
+    let change = post(api::llama_cpp::change_adapters);
+    all.route("/lora-adapters", get(api::llama_cpp::adapters).merge(change)).with_state(fleet)
 }
 
 async fn by_body(State(fleet): State<Fleet>, request: Request) -> Result<Response, ApiError> {
@@ -39,16 +51,64 @@ async fn by_body(State(fleet): State<Fleet>, request: Request) -> Result<Respons
     JsonBody::check_head(&parts.headers)?;
     // The guard has read the body, within its limits.
     let bytes = to_bytes(body, usize::MAX).await.map_err(|_| ApiError::internal("the body is gone"))?;
-    let body = JsonBody::parse(bytes).await?;
+    let mut body = JsonBody::parse(bytes).await?;
     let path = parts.uri.path();
     let index = fleet.find(named_model(&body.0)?, path)?;
-    let is_streamed = body.0.get("stream") == Some(&Value::Bool(true)) && api::streams(path);
+    let is_ollama = is_ollama(path);
+    if is_ollama && let Some(unloaded) = fleet.keep(index, path, &mut body.0).await? {
+        return Ok(unloaded);
+    }
+    let streams_by_default = Value::Bool(is_ollama);
+    let is_streamed = body.0.get("stream").unwrap_or(&streams_by_default) == &Value::Bool(true);
+    let is_streamed = is_streamed && api::streams(path);
     parts.extensions.insert(body);
     let request = Request::from_parts(parts, Body::empty());
     let waiting = Waiting { fleet, index, request, ledger: Ledger::current() };
     match is_streamed {
         true => waiting.streamed().await,
         false => waiting.answered().await,
+    }
+}
+
+impl Fleet {
+    /// Takes Ollama's `keep_alive` out of a body: from now on it is the idle time after which the model is unloaded. A request for
+    /// nothing but the end of the model is answered here.
+    ///
+    /// # Errors
+    /// 400 for another form; 409 for a model that stays loaded.
+    async fn keep(
+        &self,
+        index: usize,
+        path: &str,
+        body: &mut Map<String, Value>,
+    ) -> Result<Option<Response>, ApiError> {
+        let given = body.shift_remove("keep_alive").filter(|value| !value.is_null());
+        let time = given.as_ref().map(|value| {
+            let wrong =
+                || ApiError::invalid("keep_alive", "keep_alive is neither seconds nor a time like \"5m\"");
+            ollama::keep_alive(value).ok_or_else(wrong)
+        });
+        let time = time.transpose()?;
+        self.state.pool.keep_alive(index, time);
+        let is_empty = |name: &str| match body.get(name) {
+            Some(Value::String(text)) => text.is_empty(),
+            Some(Value::Array(items)) => items.is_empty(),
+            other => other.is_none_or(Value::is_null),
+        };
+        let kind = if path == "/api/chat" { AnswerKind::Chat } else { AnswerKind::Generate };
+        let asks_nothing = ["prompt", "messages", "input", "suffix", "images"].into_iter().all(is_empty);
+        if time != Some(Duration::ZERO) || !asks_nothing {
+            return Ok(None);
+        }
+        let id = &self.state.names[index].id;
+        match self.state.pool.unload(index).await {
+            Err(UnloadRefusal::Pinned) => Err(listing::stays(id, UnloadRefusal::Pinned)),
+            // A model in use leaves after its last request.
+            Ok(()) | Err(UnloadRefusal::Busy) => {
+                let done = ollama::without_text(kind, &ollama::tagged(id), "unload");
+                Ok(Some(Json(done).into_response()))
+            }
+        }
     }
 }
 

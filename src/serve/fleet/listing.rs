@@ -4,6 +4,8 @@
 //! `status` has the form of llama.cpp's router: `{"value": "loaded"}`, with `failed` and the reason after a
 //! failure.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -11,9 +13,12 @@ use serde_json::{Map, Value, json};
 
 use super::Fleet;
 use super::table::{Status, UnloadRefusal};
-use crate::api::body::RequestArrival;
+use crate::api::blocking::blocking;
+use crate::api::body::{JsonBody, RequestArrival};
 use crate::api::models;
 use crate::api::models::{ModelChange, change_of};
+use crate::api::ollama::models as cards;
+use crate::api::reply::Ignored;
 use crate::error::ApiError;
 use crate::wire::anthropic::is_anthropic;
 
@@ -42,6 +47,38 @@ pub async fn get(
     }))
 }
 
+/// Ollama's list of all models under all of their names.
+pub async fn tags(State(fleet): State<Fleet>) -> Result<Json<Value>, ApiError> {
+    blocking(&fleet, |fleet| {
+        let all = 0..fleet.state.names.len();
+        let models: Vec<Value> = all.flat_map(|index| fleet.tags(index)).collect();
+        Ok(Json(json!({"models": models})))
+    })
+    .await
+}
+
+/// Ollama's list of the models that are loaded.
+pub async fn ps(State(fleet): State<Fleet>) -> Json<Value> {
+    let keep_alive = fleet.state.keep_alive.get().copied().unwrap_or(Duration::MAX);
+    let loaded = |index: usize| {
+        let member = fleet.state.pool.value(index)?;
+        Some(cards::card(&member.app).running(fleet.state.pool.left(index, keep_alive)))
+    };
+    let models: Vec<Value> = (0..fleet.state.names.len()).filter_map(loaded).collect();
+    Json(json!({"models": models}))
+}
+
+/// What Ollama's clients ask about one model, which is not loaded for that.
+pub async fn show(
+    State(fleet): State<Fleet>,
+    JsonBody(body): JsonBody,
+) -> Result<(Ignored, Json<Value>), ApiError> {
+    let (ignored, name) = cards::read_name(fleet.settings().lenient, body)?;
+    let index = fleet.find(Some(&name), "")?;
+    let shown = blocking(&fleet, move |fleet| Ok(fleet.shown(index))).await?;
+    Ok((ignored, Json(shown)))
+}
+
 /// `POST /v1/models/{id}/load` and `/unload`: done when it answers; nothing is to do where the model is so already.
 pub async fn change(
     State(fleet): State<Fleet>,
@@ -60,7 +97,7 @@ pub async fn change(
     Ok(Json(fleet.openai(index).into()))
 }
 
-fn stays(id: &str, refusal: UnloadRefusal) -> ApiError {
+pub fn stays(id: &str, refusal: UnloadRefusal) -> ApiError {
     let (code, why) = match refusal {
         UnloadRefusal::Pinned => ("model_pinned", "stays loaded (serve --pin)"),
         UnloadRefusal::Busy => ("model_in_use", "is in use, or being loaded"),
@@ -78,6 +115,26 @@ impl Fleet {
                 models::not_loaded(&names.id, &names.aliases, self.state.created, status)
             }
         }
+    }
+
+    fn tags(&self, index: usize) -> Vec<Value> {
+        let names = &self.state.names[index];
+        if let Some(member) = self.state.pool.value(index) {
+            return cards::of_app(&member.app, names.aliases.iter());
+        }
+        let card = cards::unloaded_card(&names.id, self.state.created, names.facts.as_ref(), None);
+        let all = names.aliases.iter().filter(|name| *name != "*");
+        std::iter::once(&names.id).chain(all).map(|name| card.listed(name).into()).collect()
+    }
+
+    fn shown(&self, index: usize) -> Value {
+        if let Some(member) = self.state.pool.value(index) {
+            return cards::shown(&cards::card(&member.app), member.app.model());
+        }
+        let names = &self.state.names[index];
+        let texts = (names.texts)().ok().filter(|_| !names.is_embedder);
+        let card = cards::unloaded_card(&names.id, self.state.created, names.facts.as_ref(), texts.as_ref());
+        texts.as_ref().map_or_else(|| card.shown("", ""), |texts| cards::shown(&card, texts))
     }
 
     fn anthropic(&self, index: usize) -> Value {

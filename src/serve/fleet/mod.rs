@@ -15,7 +15,7 @@ mod pool;
 mod table;
 mod waiting;
 
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, LazyLock, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -23,13 +23,16 @@ use axum::extract::FromRef;
 use axum::http::StatusCode;
 
 use super::api::mcp::ServedTools;
+use super::api::ollama::pull::ServedDownloads;
 use super::api::session_host::SessionHost;
 use super::error::{ApiError, STAGE_WAIT};
-use super::{App, ServeSettings, api};
+use super::{App, ServeSettings, ServedModel, api};
 use crate::gate::owner::SharesSessions;
 use crate::shared::ServerShared;
+use crate::wire::ollama::is_same_name;
 pub use dispatch::routes;
 use llmctl_base::units;
+use llmctl_models::load::ModelFacts;
 use llmctl_models::memory::give_back;
 pub use pool::OnLost;
 use pool::{Lease, ModelPool, ROOM_WAIT, Source, Unavailable, Unload};
@@ -50,6 +53,10 @@ pub struct Member {
     pub is_embedder: bool,
     /// Computes the bytes of memory that it will need.
     pub estimate: Box<dyn Fn() -> Result<u64, String> + Send + Sync>,
+    /// Reads the headers of its files.
+    pub facts: Box<dyn FnOnce() -> Option<ModelFacts> + Send>,
+    /// Reads its texts, without the weights.
+    pub texts: Box<dyn Fn() -> Result<ServedModel, String> + Send + Sync>,
     /// Loads it. The function is called if its engine is lost for good.
     pub load: Box<dyn Fn(OnLost) -> Result<App, String> + Send + Sync>,
 }
@@ -67,12 +74,16 @@ struct FleetState {
     settings: ServeSettings,
     /// When the server began, in seconds since 1970.
     created: u64,
+    /// Time after which idle models are unloaded.
+    keep_alive: OnceLock<Duration>,
 }
 
 struct MemberNames {
     id: String,
     aliases: Vec<String>,
     is_embedder: bool,
+    facts: LazyLock<Option<ModelFacts>, Box<dyn FnOnce() -> Option<ModelFacts> + Send>>,
+    texts: Box<dyn Fn() -> Result<ServedModel, String> + Send + Sync>,
 }
 
 /// A loaded model with its endpoints.
@@ -123,15 +134,25 @@ impl Fleet {
     /// Creates a fleet in which nothing is loaded. `budget` is the memory of all models together, in bytes.
     pub fn new(shared: ServerShared, settings: ServeSettings, budget: u64, members: Vec<Member>) -> Self {
         let (mut names, mut sources) = (Vec::new(), Vec::new());
-        for Member { id, aliases, is_pinned, is_embedder, estimate, load } in members {
-            names.push(MemberNames { id, aliases, is_embedder });
+        for Member { id, aliases, is_pinned, is_embedder, estimate, facts, texts, load } in members {
+            let facts = LazyLock::new(facts);
+            names.push(MemberNames { id, aliases, is_embedder, facts, texts });
             let load = Box::new(move |on_lost: OnLost| load(on_lost).map(LoadedMember::new));
             sources.push(Source { is_pinned, estimate, load });
         }
         let created = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let created = created.as_secs();
         let pool = ModelPool::new(budget, sources);
-        Self { state: Arc::new(FleetState { names, pool, shared, settings, created }) }
+        Self {
+            state: Arc::new(FleetState {
+                names,
+                pool,
+                shared,
+                settings,
+                created,
+                keep_alive: OnceLock::new(),
+            }),
+        }
     }
 
     /// Returns the ids of all models, in order.
@@ -167,8 +188,9 @@ impl Fleet {
         self.state.pool.load_now(index).map_err(|why| self.unavailable(index, why).message)
     }
 
-    /// Unloads models that have been idle for `keep_alive`, until [`Self::close`].
+    /// Unloads models that have been idle for `keep_alive`, or as long as their last request says, until [`Self::close`].
     pub async fn expire_idle(self, keep_alive: Duration) {
+        let _ = self.state.keep_alive.set(keep_alive); // once
         self.state.pool.clone().expire_idle(keep_alive).await;
     }
 
@@ -189,8 +211,9 @@ impl Fleet {
     fn find(&self, name: Option<&str>, path: &str) -> Result<usize, ApiError> {
         let Some(name) = name else { return Ok(self.default_of(path)) };
         let names = &self.state.names;
-        let by_id = names.iter().position(|names| names.id == name);
-        let by_alias = || names.iter().position(|names| names.aliases.iter().any(|alias| alias == name));
+        let by_id = names.iter().position(|names| is_same_name(&names.id, name));
+        let is_named = |names: &MemberNames| names.aliases.iter().any(|alias| is_same_name(alias, name));
+        let by_alias = || names.iter().position(is_named);
         let any = || names.iter().any(|names| names.aliases.iter().any(|alias| alias == "*"));
         let found = by_id.or_else(by_alias).or_else(|| any().then(|| self.default_of(path)));
         found.ok_or_else(|| self.not_found(name))
@@ -202,7 +225,7 @@ impl Fleet {
     }
 
     fn default_of(&self, path: &str) -> usize {
-        let is_for_vectors = path.ends_with("/embeddings") || path.contains("rerank");
+        let is_for_vectors = path.ends_with("/embeddings") || path == "/api/embed" || path.contains("rerank");
         self.state.names.iter().position(|names| names.is_embedder == is_for_vectors).unwrap_or(0)
     }
 
@@ -273,6 +296,14 @@ impl FromRef<Fleet> for SessionHost {
 impl FromRef<Fleet> for ServedTools {
     fn from_ref(fleet: &Fleet) -> Self {
         Self { host: fleet.state.shared.tools().cloned(), lenient: fleet.settings().lenient }
+    }
+}
+
+impl FromRef<Fleet> for ServedDownloads {
+    fn from_ref(fleet: &Fleet) -> Self {
+        let names = fleet.state.names.iter().flat_map(|names| names.aliases.iter().chain([&names.id]));
+        let (names, lenient) = (names.cloned().collect(), fleet.settings().lenient);
+        Self { host: fleet.state.shared.downloads().cloned(), lenient, names }
     }
 }
 

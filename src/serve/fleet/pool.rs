@@ -275,6 +275,16 @@ impl<T: Unload> ModelPool<T> {
         }
     }
 
+    /// Sets the idle time after which a member is unloaded; `None` is that of all.
+    pub fn keep_alive(&self, index: usize, keep_alive: Option<Duration>) {
+        self.change(|table| table.keep_alive(index, keep_alive));
+    }
+
+    /// Returns the time that is left of a loaded member; `None` is for ever. `keep_alive` is that of all.
+    pub fn left(&self, index: usize, keep_alive: Duration) -> Option<Duration> {
+        self.table().left(index, keep_alive, Instant::now())
+    }
+
     /// Refuses uses and loads from now on.
     pub fn close(&self) {
         self.state.is_closed.store(true, Ordering::Release);

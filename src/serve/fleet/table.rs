@@ -31,6 +31,8 @@ struct MemberSlot<T> {
     num_insisting: usize,
     /// Takes no new use, because this other member insists on its room.
     gives_way_to: Option<usize>,
+    /// Idle time after which it is unloaded, if its last request said so.
+    keep_alive: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -129,6 +131,7 @@ impl<T: Clone> ModelTable<T> {
             num_waiting: 0,
             num_insisting: 0,
             gives_way_to: None,
+            keep_alive: None,
         };
         Self { budget, num_loads: 0, slots: pinned.into_iter().map(slot).collect() }
     }
@@ -359,16 +362,38 @@ impl<T: Clone> ModelTable<T> {
         }
     }
 
-    /// Begins to unload a member that has been idle for `keep_alive`.
+    /// Sets the idle time after which a member is unloaded; `None` is that of all.
+    pub fn keep_alive(&mut self, index: usize, keep_alive: Option<Duration>) {
+        self.slots[index].keep_alive = keep_alive;
+    }
+
+    /// Returns when a loaded member expires that is idle from `last_use` on; `None` is never. `keep_alive` is that of all.
+    fn expiry(&self, index: usize, last_use: Instant, keep_alive: Duration) -> Option<Instant> {
+        last_use.checked_add(self.slots[index].keep_alive.unwrap_or(keep_alive))
+    }
+
+    /// Returns the time that is left of a loaded member, were it idle from now on; `None` is for ever.
+    pub fn left(&self, index: usize, keep_alive: Duration, now: Instant) -> Option<Duration> {
+        let last_use = match self.slots[index].state {
+            _ if self.slots[index].is_pinned => return None,
+            MemberState::Loaded { num_uses: 0, last_use, .. } => last_use,
+            _ => now,
+        };
+        self.expiry(index, last_use, keep_alive).map(|end| end.saturating_duration_since(now))
+    }
+
+    /// Begins to unload a member that has been idle for `keep_alive`, or for its own time.
     pub fn expire(&mut self, keep_alive: Duration, now: Instant) -> Option<(usize, T)> {
-        let is_over = |last_use: Instant| now.saturating_duration_since(last_use) >= keep_alive;
-        let index = self.idle().find(|(_, _, last_use)| is_over(*last_use)).map(|(index, ..)| index)?;
+        let is_over = |(index, _, last_use): &(usize, u64, Instant)| {
+            self.expiry(*index, *last_use, keep_alive).is_some_and(|end| end <= now)
+        };
+        let (index, ..) = self.idle().find(is_over)?;
         self.leave(index).map(|value| (index, value))
     }
 
     /// Returns when the next idle member expires.
     pub fn next_expiry(&self, keep_alive: Duration) -> Option<Instant> {
-        self.idle().filter_map(|(_, _, last_use)| last_use.checked_add(keep_alive)).min()
+        self.idle().filter_map(|(index, _, last_use)| self.expiry(index, last_use, keep_alive)).min()
     }
 
     pub fn status(&self, index: usize) -> Status {

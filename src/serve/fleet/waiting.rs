@@ -18,10 +18,11 @@ use super::Fleet;
 use super::leased::answered_by;
 use super::table::Status;
 use crate::api::body::RequestArrival;
-use crate::api::sse::{event_stream, failure};
+use crate::api::sse::{LINES, SILENCE, failure, stream_response};
 use crate::error::ApiError;
 use crate::gate::request_id::HttpRequestId;
 use crate::telemetry::ledger::Ledger;
+use crate::wire::ollama::is_ollama;
 
 /// Time that a stream's head is held back, so that an early refusal has a status of its own.
 const HEAD_AFTER: Duration = Duration::from_secs(1);
@@ -76,7 +77,8 @@ impl Waiting {
         let mut comments = interval_at(Instant::now(), COMMENT_EVERY);
         comments.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let state = LoadingStream { fleet, index, path, request_id, begun, comments };
-        Ok(event_stream(state.events(answering)))
+        let is_lines = is_ollama(&state.path);
+        Ok(stream_response(state.events(answering), is_lines))
     }
 }
 
@@ -117,6 +119,9 @@ impl LoadingStream {
     fn comment(&self) -> Bytes {
         let id = &self.fleet.state.names[self.index].id;
         let seconds = self.begun.elapsed().as_secs();
+        if is_ollama(&self.path) {
+            return SILENCE;
+        }
         Bytes::from(match self.fleet.status(self.index) {
             Status::Loading => format!(": loading {id}, {seconds} s\n\n"),
             Status::Loaded => ": keep-alive\n\n".to_owned(),
@@ -147,7 +152,7 @@ impl StreamPhase {
 fn is_stream(response: &Response) -> bool {
     let kind = response.headers().get(header::CONTENT_TYPE);
     response.status().is_success()
-        && kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
+        && kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream") || kind == LINES)
 }
 
 /// Returns the error of a refusal, which responses of this server carry.

@@ -29,7 +29,7 @@ use crate::telemetry::ledger::Ledger;
 use crate::telemetry::metrics::HttpLabels;
 use crate::telemetry::observe::Observer;
 use crate::telemetry::spans::route_of;
-use crate::wire::anthropic;
+use crate::wire::{anthropic, ollama};
 use llmctl_template::DateTime;
 
 /// Longer paths and user agents are cut in the log, in bytes.
@@ -49,6 +49,7 @@ pub async fn observe(State(lifecycle): State<Lifecycle>, mut request: Request, n
     let mut entry = TrackedRequest::new(&lifecycle, &request, &id, ledger.clone());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let is_anthropic = anthropic::is_anthropic(&path, request.headers());
+    let is_ollama = ollama::is_ollama(&path);
     let response = match catch_panic(ledger.of(next.run(request))).await {
         Ok(response) => response,
         Err(panic) => {
@@ -59,7 +60,9 @@ pub async fn observe(State(lifecycle): State<Lifecycle>, mut request: Request, n
         }
     };
     let mut response = in_envelope(response, &method, &path).await;
-    if is_anthropic {
+    if is_ollama {
+        response = with_error(response, |error| (ollama::status(error), ollama::error_body(error)));
+    } else if is_anthropic {
         response = in_anthropic_form(response, &id);
     }
     add_headers(&lifecycle, &id, &mut response);
@@ -112,14 +115,22 @@ async fn in_envelope(response: Response, method: &Method, path: &str) -> Respons
     enveloped
 }
 
-/// Adds Anthropic's header to a response, and writes an error in its envelope.
-fn in_anthropic_form(mut response: Response, id: &HttpRequestId) -> Response {
+/// Writes the error of a response, if it is one, in another API's envelope: a status and a body.
+fn with_error(mut response: Response, write: impl FnOnce(&ApiError) -> (StatusCode, Value)) -> Response {
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
-        let body = anthropic::error::body(&error, &id.0).to_string();
-        *response.status_mut() = anthropic::error::status(&error);
+        let (status, body) = write(&error);
+        let body = body.to_string();
+        *response.status_mut() = status;
         response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
         *response.body_mut() = Body::from(body);
     }
+    response
+}
+
+/// Adds Anthropic's header to a response, and writes an error in its envelope.
+fn in_anthropic_form(response: Response, id: &HttpRequestId) -> Response {
+    use anthropic::error;
+    let mut response = with_error(response, |error| (error::status(error), error::body(error, &id.0)));
     if let Ok(id) = HeaderValue::from_str(&id.0) {
         response.headers_mut().insert(REQUEST_ID, id);
     }

@@ -71,6 +71,8 @@ const CANCEL_TIME: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub enum Listener {
     Tcp(std::net::TcpListener),
+    /// The port that Ollama's clients look for.
+    Ollama(std::net::TcpListener),
     #[cfg(unix)]
     Unix(unix::Socket),
 }
@@ -86,6 +88,17 @@ impl Listener {
         Ok(Listener::Tcp(listener))
     }
 
+    /// As [`Self::tcp`], for Ollama's clients.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn ollama(addresses: impl ToSocketAddrs) -> io::Result<Self> {
+        Self::tcp(addresses).map(|listener| match listener {
+            Listener::Tcp(listener) => Listener::Ollama(listener),
+            other => other,
+        })
+    }
+
     /// Binds a Unix socket that only its owner may use. Replaces one that a dead process left behind.
     ///
     /// # Errors
@@ -99,7 +112,7 @@ impl Listener {
     /// The system's.
     pub fn address(&self) -> io::Result<Address> {
         match self {
-            Listener::Tcp(listener) => listener.local_addr().map(Address::Tcp),
+            Listener::Tcp(listener) | Listener::Ollama(listener) => listener.local_addr().map(Address::Tcp),
             #[cfg(unix)]
             Listener::Unix(socket) => Ok(Address::Unix(socket.path().to_owned())),
         }
@@ -207,7 +220,8 @@ pub struct Server {
     runtime: Option<Runtime>,
     shared: Arc<ServerState>,
     phase: watch::Sender<Phase>,
-    accepting: Option<JoinHandle<()>>,
+    /// One task for each listener.
+    accepting: Vec<JoinHandle<()>>,
     address: Address,
 }
 
@@ -237,7 +251,7 @@ impl Server {
         let address = listener.address()?;
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(WORKERS).thread_name("http").enable_all().build()?;
-        let (phase, phases) = watch::channel(Phase::Open);
+        let phase = watch::Sender::new(Phase::Open);
         let shared = Arc::new(ServerState {
             router: RwLock::new(router::router(&lifecycle, Router::new())),
             lifecycle,
@@ -245,12 +259,24 @@ impl Server {
             connections: Connections::new(limits),
             refusals: Arc::new(Semaphore::new(REFUSALS_AT_ONCE)),
         });
+        let mut server = Self { runtime: Some(runtime), shared, phase, accepting: Vec::new(), address };
+        server.listen(listener)?;
+        Ok(server)
+    }
+
+    /// Accepts connections of one more listener.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn listen(&mut self, listener: Listener) -> io::Result<()> {
+        let Some(runtime) = &self.runtime else { return Ok(()) };
         let socket = {
             let _context = runtime.enter();
             Socket::new(listener)?
         };
-        let accepting = runtime.spawn(accept(socket, Arc::clone(&shared), phases));
-        Ok(Self { runtime: Some(runtime), shared, phase, accepting: Some(accepting), address })
+        let accepting = accept(socket, Arc::clone(&self.shared), self.phase.subscribe());
+        self.accepting.push(runtime.spawn(accepting));
+        Ok(())
     }
 
     /// Serves the model from now on.
@@ -267,12 +293,12 @@ impl Server {
         self.shared.lifecycle.open(app);
     }
 
-    /// Serves several models from now on, and unloads those that have been idle for `keep_alive`.
+    /// Serves several models from now on, and unloads those that have been idle for `keep_alive`, or as their requests ask.
     pub fn open_fleet(&self, fleet: Fleet, keep_alive: Option<Duration>) {
         let router = router::router(&self.shared.lifecycle, fleet::routes(fleet.clone()));
         *self.shared.router.write().unwrap_or_else(PoisonError::into_inner) = router;
-        if let (Some(runtime), Some(keep_alive)) = (&self.runtime, keep_alive) {
-            runtime.spawn(fleet.clone().expire_idle(keep_alive));
+        if let Some(runtime) = &self.runtime {
+            runtime.spawn(fleet.clone().expire_idle(keep_alive.unwrap_or(Duration::MAX)));
         }
         self.shared.lifecycle.open_fleet(fleet);
     }
@@ -291,7 +317,7 @@ impl Server {
         self.shared.lifecycle.drain();
         self.phase.send_replace(Phase::Draining);
         let Some(runtime) = &self.runtime else { return Drained { num_cancelled: 0 } };
-        let accepting = self.accepting.take();
+        let accepting = std::mem::take(&mut self.accepting);
         let late = &self.shared.late;
         let connections = &self.shared.connections;
         let fleet = self.shared.lifecycle.fleet();
@@ -310,7 +336,7 @@ impl Server {
                 let _ = tokio::time::timeout(LAST_WORD_TIME, connections.emptied()).await;
             }
             self.phase.send_replace(Phase::Over);
-            if let Some(accepting) = accepting {
+            for accepting in accepting {
                 let _ = accepting.await; // a panic there has closed the listener as well
             }
             let _ = tokio::time::timeout(LAST_WORD_TIME, late.emptied()).await;
@@ -339,7 +365,7 @@ impl Drop for Server {
 
 /// A listener on the runtime.
 enum Socket {
-    Tcp(tokio::net::TcpListener),
+    Tcp(tokio::net::TcpListener, fn(SocketAddr) -> Peer),
     #[cfg(unix)]
     Unix {
         listener: tokio::net::UnixListener,
@@ -350,10 +376,8 @@ enum Socket {
 impl Socket {
     fn new(listener: Listener) -> io::Result<Self> {
         match listener {
-            Listener::Tcp(listener) => {
-                listener.set_nonblocking(true)?;
-                Ok(Self::Tcp(tokio::net::TcpListener::from_std(listener)?))
-            }
+            Listener::Tcp(listener) => Self::tcp(listener, Peer::Tcp),
+            Listener::Ollama(listener) => Self::tcp(listener, Peer::Ollama),
             #[cfg(unix)]
             Listener::Unix(mut socket) => {
                 let listener = socket.take()?;
@@ -364,13 +388,18 @@ impl Socket {
         }
     }
 
+    fn tcp(listener: std::net::TcpListener, peer: fn(SocketAddr) -> Peer) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        Ok(Self::Tcp(tokio::net::TcpListener::from_std(listener)?, peer))
+    }
+
     /// Accepts one connection and spawns its task.
     async fn accept(&self, shared: &Arc<ServerState>, phases: &watch::Receiver<Phase>) -> io::Result<()> {
         match self {
-            Self::Tcp(listener) => {
+            Self::Tcp(listener, kind) => {
                 let (stream, peer) = listener.accept().await?;
                 let _ = stream.set_nodelay(true); // tokens should not wait for each other
-                shared.take(stream, Peer::Tcp(peer), phases);
+                shared.take(stream, kind(peer), phases);
             }
             #[cfg(unix)]
             Self::Unix { listener, .. } => {

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, Extension, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Json, Response};
@@ -19,7 +19,9 @@ use super::{access, guard};
 use crate::App;
 use crate::error::ApiError;
 use crate::gate::request_id::{X_REQUEST_ID, X_SEED, X_TOOL_FORMAT};
+use crate::net::connection::ConnectionInfo;
 use crate::telemetry::metrics::MetricsFormat;
+use crate::wire::ollama::GREETING;
 use crate::{api, page};
 
 /// Time that a browser may cache the answer to a preflight request.
@@ -73,11 +75,17 @@ fn cors(origins: &[String]) -> CorsLayer {
         .allow_private_network(true)
 }
 
-/// `GET /`: the page for browsers; for programs name, version, stage, model and endpoints.
-async fn index(State(lifecycle): State<Lifecycle>, headers: HeaderMap) -> Response {
+/// `GET /`: the page for browsers; for programs name, version, stage, model and endpoints, or Ollama's greeting at its port.
+async fn index(
+    State(lifecycle): State<Lifecycle>,
+    connection: Option<Extension<ConnectionInfo>>,
+    headers: HeaderMap,
+) -> Response {
     // The page is for chats.
-    let answer = match lifecycle.policy().page && lifecycle.writes_text() && page::names_html(&headers) {
-        true => page::document(),
+    let is_page = lifecycle.policy().page && lifecycle.writes_text() && page::names_html(&headers);
+    let answer = match connection.is_some_and(|Extension(connection)| connection.is_ollamas()) {
+        _ if is_page => page::document(),
+        true => GREETING.into_response(),
         false => description(&lifecycle).into_response(),
     };
     ([(header::VARY, "Accept")], answer).into_response()

@@ -50,6 +50,8 @@ const MAX_SCANNED: usize = 64 << 10;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
     Tcp(SocketAddr),
+    /// At the port that Ollama's clients look for.
+    Ollama(SocketAddr),
     /// A socket in the file system.
     Local,
 }
@@ -227,13 +229,18 @@ impl ConnectionInfo {
     /// Returns the client's address; `None` for a Unix socket.
     pub fn address(&self) -> Option<IpAddr> {
         match self.0.peer {
-            Peer::Tcp(address) => Some(address.ip()),
+            Peer::Tcp(address) | Peer::Ollama(address) => Some(address.ip()),
             Peer::Local => None,
         }
     }
 
     pub fn is_tcp(&self) -> bool {
-        matches!(self.0.peer, Peer::Tcp(_))
+        self.0.peer != Peer::Local
+    }
+
+    /// Returns whether it came to the port that Ollama's clients look for.
+    pub fn is_ollamas(&self) -> bool {
+        matches!(self.0.peer, Peer::Ollama(_))
     }
 
     /// Marks a request as under way until the value is dropped.
@@ -346,7 +353,7 @@ impl ConnectionInfo {
 impl fmt::Display for ConnectionInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.peer {
-            Peer::Tcp(address) => address.fmt(f),
+            Peer::Tcp(address) | Peer::Ollama(address) => address.fmt(f),
             Peer::Local => f.write_str("unix"),
         }
     }

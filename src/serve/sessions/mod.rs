@@ -227,11 +227,13 @@ impl SessionDirectory {
         if is_continued && (num_turns > 0 || main.is_new) {
             return Ok(main);
         }
-        match self.continued_branch(key, messages)? {
-            Some(branch) => Ok(self.open_known(&branch, Some(model))?.branched(&key.name, false)),
-            None if is_continued => Ok(main),
-            None => self.begin_branch(&main, key, messages, model),
-        }
+        let mut branch = match self.continued_branch(key, messages)? {
+            Some(branch) => self.open_known(&branch, Some(model))?.branched(&key.name, false),
+            None if is_continued => return Ok(main),
+            None => self.begin_branch(&main, key, messages, model)?,
+        };
+        branch.lend(main.saved()); // what it replaces may have images
+        Ok(branch)
     }
 
     /// Returns whether another session can be kept.

@@ -4,7 +4,7 @@
 //! it is, never a media type; no file of this machine is read.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use axum::http::StatusCode;
 use base64::Engine as _;
@@ -13,6 +13,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use serde_json::Value;
 
 use crate::error::ApiError;
+use llmctl_base::error::Error;
 use llmctl_image::{ImageError, ImageFile, ImageHash, ImageLimits, ImageSet, inspect};
 use llmctl_template::ImageRef;
 
@@ -27,9 +28,6 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
-
-/// Held while an image is decoded: one at a time, because clients choose the number of requests.
-static DECODING: Mutex<()> = Mutex::new(());
 
 pub const REFUSED: &str = "image_url_refused";
 const TOO_LARGE: &str = "image_too_large";
@@ -90,9 +88,7 @@ impl Images {
 
     /// Checks an image by its size and header, and returns its part.
     pub fn add(&mut self, at: &str, text: &str) -> Result<Value, Refused> {
-        if !self.usage.is_on {
-            return Err(("model_without_vision", self.usage.refusal.clone()));
-        }
+        self.check_use()?;
         self.count += 1;
         if self.count > MAX_IMAGES {
             return Err((TOO_LARGE, format!("the request holds more than {MAX_IMAGES} images")));
@@ -111,6 +107,23 @@ impl Images {
         }
         let (width, height, media_type) = (info.width, info.height, info.media_type.to_owned());
         Ok(ImageRef { sha256: hash.to_string(), width, height, media_type, name: None }.to_part())
+    }
+
+    /// Checks the name of an image; whether the request's session has it is seen later.
+    pub fn hold(&self, image: Option<ImageRef>) -> Result<Value, Refused> {
+        self.check_use()?;
+        let can_be = |image: &ImageRef| {
+            ImageHash::from_hex(&image.sha256).is_some() && image.width.min(image.height) > 0
+        };
+        let image = image.filter(can_be).map(|image| image.to_part());
+        image.ok_or_else(|| (UNDECODABLE, "no session has such an image".to_owned()))
+    }
+
+    fn check_use(&self) -> Result<(), Refused> {
+        match self.usage.is_on {
+            true => Ok(()),
+            false => Err(("model_without_vision", self.usage.refusal.clone())),
+        }
     }
 
     /// Returns the bytes that a URL or base64 stands for.
@@ -143,13 +156,12 @@ impl Images {
     /// Decodes the images, of which each file counts once. Takes long, and needs the memory of the pixels.
     ///
     /// # Errors
-    /// `image_undecodable`, with its place.
+    /// `image_undecodable`, with its place; `images_busy`.
     pub fn decode(&mut self) -> Result<ImageSet, ApiError> {
         let mut set = ImageSet::default();
         for (_, bytes, at) in std::mem::take(&mut self.files) {
-            let _turn = DECODING.lock().unwrap_or_else(PoisonError::into_inner);
             let read = ImageFile::read(bytes, &ImageLimits::default());
-            set.insert(Arc::new(read.map_err(|why| error(&at, refused(why)))?));
+            set.insert(read.map_err(|why| undecoded(&at, why))?);
         }
         Ok(set)
     }
@@ -157,6 +169,14 @@ impl Images {
 
 fn error(at: &str, (code, why): Refused) -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, Some(code), format!("{at}: {why}")).param(at)
+}
+
+/// The refusal of the image at `at`, which may be decoded later if only the memory for its pixels is in use.
+pub fn undecoded(at: &str, why: ImageError) -> ApiError {
+    match why {
+        ImageError::Busy { most_bytes } => Error::ImagesBusy { most_bytes }.into(),
+        why => error(at, refused(why)),
+    }
 }
 
 fn refused(error: ImageError) -> Refused {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::Fields;
 use super::fields::shown;
 use super::image_files::REFUSED;
-use llmctl_template::Content;
+use llmctl_template::{Content, ImageRef};
 
 /// What becomes of a part that no model here reads.
 const UNREAD: &str = "llmctl reads only text and images";
@@ -75,11 +75,16 @@ pub fn image(mut part: Fields<'_>, kind: &str, place: ImagePlace) -> Option<Imag
         return Some(ImagePiece::Text(left_out(&mut part, kind)));
     }
     part.take("cache_control"); // a hint: what a prompt begins with is kept anyway
-    let read = match kind {
+    let given = match kind {
+        "image" if part.has("sha256") => {
+            let piece = held(&mut part);
+            part.ignore_rest();
+            return piece;
+        }
         "image" if !part.has("image_url") => source(&mut part),
         _ => url(&mut part),
     };
-    let piece = read.and_then(|(at, text)| admit(&mut part, kind, at, text, place));
+    let piece = given.and_then(|(at, text)| admit(&mut part, kind, at, text, place));
     part.ignore_rest();
     piece
 }
@@ -103,8 +108,7 @@ pub fn list(fields: &mut Fields<'_>, name: &str, place: ImagePlace) -> Vec<Image
 
 /// Returns the text that replaces an unread part of a tool's result.
 pub fn left_out(part: &mut Fields<'_>, kind: &str) -> String {
-    let why = if is_image(kind) { ONLY_TEXT } else { UNREAD };
-    replaced(part, kind, why)
+    replaced(part, kind, if is_image(kind) { ONLY_TEXT } else { UNREAD })
 }
 
 fn replaced(part: &mut Fields<'_>, kind: &str, why: &str) -> String {
@@ -177,6 +181,17 @@ fn source(part: &mut Fields<'_>) -> Option<(String, String)> {
     Some((at, text?))
 }
 
+/// Reads the form in which a session tells of an image, so that its messages can be sent again: the session has the file.
+fn held(part: &mut Fields<'_>) -> Option<ImagePiece> {
+    let at = part.path("sha256");
+    let members = ["sha256", "width", "height", "media_type", "name"];
+    let mut told = json!({"type": "image"});
+    members.into_iter().for_each(|name| told[name] = part.take(name).unwrap_or_default());
+    let images = part.problems().images();
+    let held = images.hold(ImageRef::of(&told));
+    held.map_err(|refused| images.refuse(&at, refused)).ok().map(ImagePiece::Image)
+}
+
 fn no_files<T>(fields: &mut Fields<'_>) -> Option<T> {
     fields.take("file_id");
     let why = "this server keeps no files; send the image itself as a data: URL".to_owned();
@@ -214,11 +229,11 @@ mod tests {
     use base64::prelude::{BASE64_STANDARD, BASE64_STANDARD_NO_PAD};
     use serde_json::Map;
 
-    use super::super::image_files::{ImageFetch, ImageReading, MAX_IMAGES};
+    use super::super::image_files::{ImageFetch, ImageReading, MAX_IMAGES, undecoded};
     use super::super::{Problems, anthropic, message, responses};
     use super::*;
     use crate::error::ApiError;
-    use llmctl_image::ImageHash;
+    use llmctl_image::{ImageError, ImageHash};
     use llmctl_template::Message;
 
     const PNG: &[u8] = include_bytes!("../../../tests/images/bits.png");
@@ -342,6 +357,25 @@ mod tests {
     }
 
     #[test]
+    fn an_image_of_a_session_is_named_and_not_sent() {
+        let hash = ImageHash::of(PNG).to_string();
+        let part = json!({"type": "image", "sha256": hash, "width": 24, "height": 17, "media_type": "image/png", "name": "a.png"});
+        for api in [Api::Chat, Api::Messages, Api::Responses] {
+            let mut outcome = read(&api, seeing(), json!([{"role": "user", "content": [part]}]));
+            assert_eq!(outcome.checked, Ok(()));
+            assert_eq!(outcome.messages[0].content, Some(Content::Parts(vec![part.clone()])));
+            assert!(outcome.problems.images().decode().expect("none").is_empty());
+        }
+        let place = "messages[0].content[0].sha256".to_owned();
+        assert_eq!(refused(&Api::Chat, blind(), part.clone()), ("model_without_vision", place.clone()));
+        for (name, value) in [("sha256", json!("00")), ("width", json!(0)), ("height", json!(0))] {
+            let mut bad = part.clone();
+            bad[name] = value;
+            assert_eq!(refused(&Api::Chat, seeing(), bad), ("image_undecodable", place.clone()), "{name}");
+        }
+    }
+
+    #[test]
     fn what_is_no_image_or_too_much_is_refused_by_its_place() {
         let url = "messages[0].content[0].image_url";
         let large = "A".repeat((20 << 20) / 3 * 4 + (2 << 20));
@@ -381,6 +415,9 @@ mod tests {
         let error = error.expect_err("refused");
         assert_eq!(error.code, Some("image_undecodable"));
         assert_eq!(error.param.as_deref(), Some("messages[0].content[0].image_url"));
+        let busy = undecoded("messages[0]", ImageError::Busy { most_bytes: 2 << 30 });
+        assert_eq!((busy.status.as_u16(), busy.code), (503, Some("images_busy")));
+        assert!(busy.message.contains("2048 MiB"), "{}", busy.message);
     }
 
     #[test]

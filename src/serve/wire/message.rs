@@ -53,14 +53,13 @@ fn with_images_beside(
     content: Option<Content>,
     place: ImagePlace,
 ) -> Option<Content> {
-    if place == ImagePlace::Elsewhere {
-        return content;
+    let beside = if place == ImagePlace::Elsewhere { vec![] } else { images::list(fields, "images", place) };
+    match beside.is_empty() {
+        true => content,
+        false => {
+            Some(images::content(beside.into_iter().chain(content.into_iter().flat_map(images::pieces))))
+        }
     }
-    let beside = images::list(fields, "images", place);
-    if beside.is_empty() {
-        return content;
-    }
-    Some(images::content(beside.into_iter().chain(content.into_iter().flat_map(images::pieces))))
 }
 
 /// Refuses sound that stands beside the text of a message. Without it the answer would be another one. An answer that comes back may

@@ -1,5 +1,5 @@
-//! The wire formats: OpenAI's, of HTTP bodies and the rows of a batch alike, and `anthropic`, which is
-//! Anthropic's.
+//! The wire formats: OpenAI's, of HTTP bodies and the rows of a batch alike, `anthropic`, which is
+//! Anthropic's, and `ollama`, which is Ollama's.
 //!
 //! Invariants: every field is taken out of its object by name, and what is left over is refused by name; all
 //! that is wrong with a body is gathered first, and the first group that is not empty is what the caller is
@@ -14,6 +14,7 @@ pub mod image_files;
 pub mod images;
 pub mod json;
 pub mod message;
+pub mod ollama;
 pub mod options;
 pub mod params;
 pub mod record;

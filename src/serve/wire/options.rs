@@ -18,6 +18,17 @@ pub fn generation(
     limits: &Limits,
     may_be_none: bool,
 ) -> (GivenSampling, Limits) {
+    let (sampling, limits) = options(fields, sampling, limits, may_be_none);
+    (params::sampling(fields, &sampling), params::limits(fields, &limits, may_be_none))
+}
+
+/// As [`generation`], of `options` alone.
+pub fn options(
+    fields: &mut Fields<'_>,
+    sampling: &GivenSampling,
+    limits: &Limits,
+    may_be_none: bool,
+) -> (GivenSampling, Limits) {
     let members = fields.object(NAME).unwrap_or_default();
     let mut options = fields.inside(NAME, members);
     let sampling = params::sampling(&mut options, sampling);
@@ -25,7 +36,7 @@ pub fn generation(
     OTHER_SERVERS.machine.iter().for_each(|name| options.hint(name));
     params::inert(&mut options);
     options.end();
-    (params::sampling(fields, &sampling), params::limits(fields, &limits, may_be_none))
+    (sampling, limits)
 }
 
 /// Returns true if a request limits its answer itself, in one spelling or another.

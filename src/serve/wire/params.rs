@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{Fields, hints};
-use llmctl_base::{GivenSampling, SAMPLING, Sampling, TopK};
-use llmctl_engine::{Limits, MAX_LOGPROBS, Overflow};
+use llmctl_base::{GivenSampling, SAMPLING, SamplerStep, Sampling, TopK};
+use llmctl_engine::{Limits, LoopGuard, MAX_LOGPROBS, Overflow};
 
 /// Returns the sampling that the fields give, with `defaults` where they are silent.
 pub fn sampling(fields: &mut Fields<'_>, defaults: &GivenSampling) -> GivenSampling {
@@ -24,11 +24,32 @@ pub fn sampling(fields: &mut Fields<'_>, defaults: &GivenSampling) -> GivenSampl
         number.give(&mut sampling.numbers, fields.number(name));
     }
     sampling.logit_bias = logit_bias(fields);
+    sampling.samplers = samplers(fields);
+    sampling.dry_sequence_breakers = stop(fields, "dry_sequence_breakers");
     let seed = fields.spelled(&["seed", "random_seed"]);
     sampling.seed = fields.count_or_off(seed);
     let sampling = sampling.or(defaults);
     penalty_window(fields, &sampling.sampling(false));
     sampling
+}
+
+/// Reads llama.cpp's order of samplers: their names, in a list or in one text.
+fn samplers(fields: &mut Fields<'_>) -> Option<Vec<SamplerStep>> {
+    const NAME: &str = "samplers";
+    let steps = match fields.take(NAME)? {
+        Value::String(names) => SamplerStep::list(names.split([',', ';']).filter(|name| !name.is_empty())),
+        // The last of editors' orders; without it the order says nothing that llmctl can keep.
+        Value::Array(names) if names.iter().any(|name| name == "infill") => {
+            fields.ignored(NAME);
+            return None;
+        }
+        Value::Array(names) => {
+            let read: Option<Vec<&str>> = names.iter().map(Value::as_str).collect();
+            read.map_or_else(|| Err("not a list of names".to_owned()), SamplerStep::list)
+        }
+        _ => Err("not a list of names".to_owned()),
+    };
+    steps.map_err(|message| fields.out_of_range(NAME, &format!("are refused: {message}"))).ok()
 }
 
 /// Takes llama.cpp's number of tokens that penalties look back on where there is no penalty.
@@ -67,12 +88,25 @@ pub fn limits(fields: &mut Fields<'_>, defaults: &Limits, may_be_none: bool) -> 
         stop: stop(fields, "stop").unwrap_or_else(|| defaults.stop.clone()),
         stop_ids: stop_ids(fields).unwrap_or_else(|| defaults.stop_ids.clone()),
         ignore_eos: fields.flag("ignore_eos").unwrap_or(defaults.ignore_eos),
+        loop_guard: loop_guard(fields).unwrap_or(defaults.loop_guard),
         ..defaults.clone()
     }
 }
 
-/// Reads the most tokens of an answer, the last of the names counts; `None` is as many as the context holds, which -1 asks for.
-/// Strict limits know no -1, as the reference.
+/// Reads what ends generations that repeat themselves: true, false, or the tokens of a repetition; as text too, as the flag.
+pub fn loop_guard(fields: &mut Fields<'_>) -> Option<LoopGuard> {
+    const NAME: &str = "loop_guard";
+    let text = match fields.take(NAME)? {
+        Value::Bool(true) => "on".to_owned(),
+        Value::Bool(false) => "off".to_owned(),
+        Value::String(text) => text,
+        other => other.to_string(),
+    };
+    text.parse().map_err(|message: String| fields.out_of_range(NAME, &format!("has an {message}"))).ok()
+}
+
+/// Reads the most tokens of an answer, the last of the names counts; `None` is as many as the context holds, which -1 asks for,
+/// and Ollama's -2. Strict limits know neither, as the reference.
 pub fn max_tokens(
     fields: &mut Fields<'_>,
     names: &[&str],
@@ -81,7 +115,8 @@ pub fn max_tokens(
 ) -> Option<usize> {
     let mut max_tokens = defaults.max_tokens;
     for name in names {
-        if defaults.overflow != Overflow::Refuse && fields.is_number(name, -1.0) {
+        let is_open = fields.is_number(name, -1.0) || *name == LIMIT_NAMES[0] && fields.is_number(name, -2.0);
+        if defaults.overflow != Overflow::Refuse && is_open {
             fields.take(name);
             max_tokens = None;
             continue;
@@ -176,8 +211,16 @@ pub fn stop(fields: &mut Fields<'_>, name: &str) -> Option<Vec<String>> {
 /// `logprobs` is a flag with `top_logprobs` beside it (chat), or the number of alternatives (completions).
 pub fn logprobs(fields: &mut Fields<'_>, default: Option<usize>) -> Option<usize> {
     let top = fields.size("top_logprobs");
+    // llama.cpp's name; 0 asks for nothing, as `inert` takes it.
+    let n_probs = if fields.is_number("n_probs", 0.0) { None } else { fields.size("n_probs") };
     let (name, count) = match (fields.take("logprobs"), top) {
-        (None, None) => return default,
+        (None, None) if n_probs.is_none() => return default,
+        (None, None) => ("n_probs", n_probs),
+        (Some(Value::Bool(true)), None) if n_probs.is_some() => ("n_probs", n_probs),
+        _ if n_probs.is_some() => {
+            fields.out_of_range("n_probs", "is another name of what logprobs says");
+            return None;
+        }
         (Some(Value::Bool(true)), top) => ("top_logprobs", Some(top.unwrap_or(0))),
         (Some(Value::Bool(false)), None) => return None,
         (None | Some(Value::Bool(false)), Some(_)) => {

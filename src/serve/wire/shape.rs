@@ -32,8 +32,9 @@ pub fn shape(fields: &mut Fields<'_>, is_open: bool) -> Option<OutputConstraint>
     for param in ["regex", "guided_regex"] {
         add(fields.text(param).map(GrammarSource::Regex), param);
     }
-    for param in ["lark", "grammar", "guided_grammar"] {
-        add(fields.text(param).map(GrammarSource::Lark), param);
+    add(fields.text("lark").map(GrammarSource::Lark), "lark");
+    for param in ["grammar", "guided_grammar"] {
+        add(fields.text(param).map(GrammarSource::grammar), param);
     }
     let choice = fields.list("guided_choice").and_then(|words| choice(fields, "guided_choice", &words));
     add(choice, "guided_choice");
@@ -139,7 +140,7 @@ fn structured_outputs(fields: &mut Fields<'_>) -> Option<GrammarSource> {
     let mut sources: Vec<GrammarSource> = Vec::new();
     sources.extend(asked.take("json").and_then(|value| schema_value(&mut asked, "json", value)));
     sources.extend(asked.text("regex").map(GrammarSource::Regex));
-    sources.extend(asked.text("grammar").map(GrammarSource::Lark));
+    sources.extend(asked.text("grammar").map(GrammarSource::grammar));
     sources.extend(asked.list("choice").and_then(|words| choice(&mut asked, "choice", &words)));
     if asked.flag("json_object") == Some(true) {
         sources.push(GrammarSource::JsonObject);

@@ -144,7 +144,7 @@ fn wish(fields: &mut Fields<'_>, is_shown: &mut bool) -> Wish {
 }
 
 /// Reads Ollama's `think`: whether to think, or how much.
-fn ollama(fields: &mut Fields<'_>, wish: &mut Wish) {
+pub fn ollama(fields: &mut Fields<'_>, wish: &mut Wish) {
     const NAME: &str = "think";
     if fields.is_text(NAME) {
         wish.effort = wish.effort.or(effort(fields, NAME).map(|effort| (effort, NAME)));

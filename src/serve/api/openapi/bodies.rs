@@ -8,8 +8,9 @@ use serde_json::{Map, Value};
 
 use super::super::body::Incoming;
 use super::super::mcp::{self, ServedTools};
+use super::super::ollama::pull::ServedDownloads;
 use super::super::session_host::SessionHost;
-use super::super::{embeddings, messages, request, responses, sessions, text};
+use super::super::{embeddings, messages, ollama, request, responses, sessions, text};
 use super::{object_of, schema};
 use crate::App;
 use crate::gate::owner::{Caller, Owner};
@@ -18,7 +19,7 @@ use crate::wire::record::{FieldRecord, recorded};
 type Read = fn(&App, Map<String, Value>);
 
 /// The name of a body's schema, and its reader.
-const BODIES: [(&str, Read); 15] = [
+const BODIES: [(&str, Read); 22] = [
     ("ChatCompletionRequest", |app, body| drop(request::chat(app, body, incoming()))),
     ("CompletionRequest", |app, body| drop(request::completion(app, body, incoming()))),
     ("ResponseRequest", |app, body| drop(responses::read(app, body, incoming()))),
@@ -34,6 +35,17 @@ const BODIES: [(&str, Read); 15] = [
     ("RenameRequest", |app, body| drop(sessions::only_name(&SessionHost::from_ref(app), body, "to"))),
     ("RestoreRequest", |app, body| drop(sessions::only_name(&SessionHost::from_ref(app), body, "branch"))),
     ("ToolCallRequest", |app, body| drop(mcp::call_body(&ServedTools::from_ref(app), body))),
+    ("NativeCompletionRequest", |app, body| drop(request::native(app, body, incoming()))),
+    ("OllamaChatRequest", |app, body| drop(ollama::read_chat(app, body, incoming()))),
+    ("OllamaGenerateRequest", |app, body| drop(ollama::read_generate(app, body, incoming()))),
+    ("OllamaEmbedRequest", |app, body| drop(embeddings::read_fields(app, body, ollama::vectors::embed_body))),
+    ("OllamaEmbeddingRequest", |app, body| {
+        drop(embeddings::read_fields(app, body, ollama::vectors::embedding_body));
+    }),
+    ("OllamaShowRequest", |app, body| drop(ollama::models::read_name(app.settings().lenient, body))),
+    ("OllamaPullRequest", |app, body| {
+        drop(ollama::pull::pull_body(&ServedDownloads::from_ref(app), body));
+    }),
 ];
 
 /// An anonymous request without headers.

@@ -7,6 +7,8 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::super::sse::LINES;
+
 /// The lists of `operations.json`.
 #[derive(Deserialize)]
 struct Operations {
@@ -61,7 +63,7 @@ pub fn paths_with_model() -> impl Iterator<Item = &'static str> {
 
 /// Returns whether the answers of a path may be streams.
 pub fn streams(path: &str) -> bool {
-    let is_stream = |kind: &String| kind == "text/event-stream";
+    let is_stream = |kind: &String| kind == "text/event-stream" || kind == LINES;
     let mut operations = ALL.operations.iter();
     operations.any(|operation| operation.parts().1 == path && operation.text.iter().any(is_stream))
 }
@@ -131,7 +133,8 @@ impl Operation {
 /// Returns the components that `responses` of operations refer to: one for each status of an error.
 pub fn error_responses() -> Value {
     let response = |(status, description): (&u16, &String)| {
-        let schema = json!({"anyOf": [schema_ref("Error"), schema_ref("AnthropicError")]});
+        let schema =
+            json!({"anyOf": [schema_ref("Error"), schema_ref("AnthropicError"), schema_ref("OllamaError")]});
         let mut response =
             json!({"description": description, "content": {"application/json": {"schema": schema}}});
         if matches!(status, 409 | 429 | 503) {

@@ -49,7 +49,7 @@ pub fn stop(answer: &Answer) -> (&'static str, Option<&str>) {
         Finish::Eos(_) | Finish::Complete => ("end_turn", None),
         Finish::StopString(text) => ("stop_sequence", Some(text)),
         Finish::ContextFull => ("model_context_window_exceeded", None),
-        Finish::MaxTokens | Finish::Deadline | Finish::Cancelled => ("max_tokens", None),
+        Finish::MaxTokens | Finish::Deadline | Finish::Cancelled | Finish::Repetition => ("max_tokens", None),
     }
 }
 

@@ -64,6 +64,7 @@ fn incomplete_reason(answer: &Answer) -> Option<&'static str> {
         Finish::MaxTokens | Finish::ContextFull => Some("max_output_tokens"),
         Finish::Deadline => Some("deadline_exceeded"),
         Finish::Cancelled => Some("cancelled"),
+        Finish::Repetition => Some("repetition"),
         Finish::Eos(_) | Finish::Complete | Finish::StopString(_) => None,
     }
 }

@@ -1,0 +1,421 @@
+//! Ollama's `POST /api/chat` and `/api/generate`; `models` has its routes of models, `vectors` those of embeddings.
+//!
+//! Invariants: an answer is a stream unless the request says otherwise; the last object of an answer has its counts and times; a
+//! request without a text loads the model and asks for nothing else.
+
+pub mod models;
+pub mod pull;
+pub mod vectors;
+
+use std::time::{Duration, Instant};
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value, json};
+
+use super::blocking::blocking;
+use super::body::{Incoming, JsonBody, session_of};
+use super::collect::Collected;
+use super::drive;
+use super::generate::{FinishedChoice, GenerateRequest, Prompt, Totals};
+use super::image_urls::problems;
+use super::reply::{self, AnswerHeaders, Head, Ignored};
+use super::request::{
+    AnswerParams, Streaming, check_model, check_ranges, check_tools, with_known_roles, with_settings,
+};
+use super::sse::{self, WireFormat};
+use crate::App;
+use crate::error::ApiError;
+use crate::sessions::RequestSession;
+use crate::wire::images::{self, ImagePiece, ImagePlace};
+use crate::wire::message::{begun, check_continued};
+use crate::wire::ollama::{self, AnswerKind, AnswerPart};
+use crate::wire::switches::{self, Wish, fulfil};
+use crate::wire::{Fields, options, params, shape, tools};
+use llmctl_engine::turn::{AnswerStart, AnsweredCall, Delta, InfillPrompt, TextPrompt, TurnRequest};
+use llmctl_engine::{EngineClient, Limits, Token};
+use llmctl_template::{Content, Conversation, Message, Role};
+
+/// A request for an answer, or for the model to be there.
+pub enum OllamaBody {
+    Load { ignored: Vec<String> },
+    Answer(Box<AskedAnswer>),
+}
+
+/// A request for an answer.
+pub struct AskedAnswer {
+    request: GenerateRequest,
+    is_streamed: bool,
+    /// The answer ends with `context`.
+    keeps_context: bool,
+    /// Fields that have no effect.
+    ignored: Vec<String>,
+}
+
+/// What both endpoints read beside the prompt.
+struct AnswerFields {
+    turn: TurnRequest,
+    kwargs: Map<String, Value>,
+    is_streamed: bool,
+}
+
+pub async fn chat(
+    State(app): State<App>,
+    incoming: Incoming,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
+    let times = RequestTimes::new(incoming.begun);
+    let asked = blocking(&app, move |app| read_chat(app, body, incoming)).await?;
+    answer(&app, AnswerKind::Chat, times, asked).await
+}
+
+pub async fn generate(
+    State(app): State<App>,
+    incoming: Incoming,
+    JsonBody(body): JsonBody,
+) -> Result<Response, ApiError> {
+    let times = RequestTimes::new(incoming.begun);
+    let asked = blocking(&app, move |app| read_generate(app, body, incoming)).await?;
+    answer(&app, AnswerKind::Generate, times, asked).await
+}
+
+async fn answer(
+    app: &App,
+    kind: AnswerKind,
+    times: RequestTimes,
+    asked: OllamaBody,
+) -> Result<Response, ApiError> {
+    let model = ollama::tagged(&app.model().id);
+    let asked = match asked {
+        OllamaBody::Answer(asked) => *asked,
+        OllamaBody::Load { ignored } => {
+            let done = ollama::without_text(kind, &model, "load");
+            return Ok((Ignored(ignored), Json(done)).into_response());
+        }
+    };
+    let AskedAnswer { request, is_streamed, keeps_context, ignored } = asked;
+    let conversation = match &request.prompt {
+        Prompt::Chat(conversation) if keeps_context => Some(conversation.messages.clone()),
+        _ => None,
+    };
+    let logprobs = request.turn.logprobs.is_some();
+    let headers = AnswerHeaders::new(app, &request, ignored);
+    let running = drive::begin(app, request).await?;
+    let format = OllamaFormat {
+        head: Head::new(app, "ollama"),
+        kind,
+        model,
+        times,
+        logprobs,
+        conversation,
+        call: None,
+        tokens: Vec::new(),
+        last: Map::new(),
+    };
+    sse::answer(running, headers, is_streamed, format).await
+}
+
+/// Reads a request for an answer to a conversation.
+///
+/// # Errors
+/// All that is wrong with the body, the first kind of it; `invalid_session_id`; 503 without an engine.
+pub fn read_chat(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<OllamaBody, ApiError> {
+    let engine = app.engine()?;
+    let mut problems = problems(app);
+    let mut fields = Fields::new(body, &mut problems);
+    let model = check_model(app, &mut fields);
+    let messages =
+        app.model().chat_tokenizer.with_template(|template| ollama::messages(&mut fields, template.says));
+    let is_load = messages.is_none();
+    let mut messages = with_known_roles(app, messages.unwrap_or_default());
+    let answer_start = answer_start(&mut fields, &mut messages);
+    let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
+    let tools = tools::tools(&mut fields, schema_open);
+    check_tools(app, &mut fields, &tools);
+    let AnswerFields { turn, kwargs, is_streamed } = answer_fields(app, &engine, &mut fields, schema_open);
+    check_continued(&mut fields, "messages", &answer_start, turn.constraint.is_some());
+    fields.end();
+    problems.check(model)?;
+    let conversation =
+        Conversation { messages, tools: tools.definitions.clone(), kwargs, ..Conversation::default() };
+    let mut turn = TurnRequest { tools, answer_start, ..turn };
+    turn.images = problems.images().decode()?;
+    let ignored = problems.take_ignored();
+    if is_load {
+        return Ok(OllamaBody::Load { ignored });
+    }
+    let session = session_of(None, false, &incoming.headers, &incoming.caller)?;
+    let request = of(turn, is_streamed).request(Prompt::Chat(conversation), session, incoming);
+    let request = GenerateRequest { notices: problems.take_notices(), ..request };
+    Ok(OllamaBody::Answer(Box::new(AskedAnswer { request, is_streamed, keeps_context: false, ignored })))
+}
+
+/// Reads a request to go on with a text: a question to the chat template, the text itself, or one between two others.
+///
+/// # Errors
+/// As [`read_chat`].
+pub fn read_generate(
+    app: &App,
+    body: Map<String, Value>,
+    incoming: Incoming,
+) -> Result<OllamaBody, ApiError> {
+    let engine = app.engine()?;
+    let mut problems = problems(app);
+    let mut fields = Fields::new(body, &mut problems);
+    let model = check_model(app, &mut fields);
+    let asked = prompt(app, &mut fields);
+    let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
+    let AnswerFields { turn, kwargs, is_streamed } = answer_fields(app, &engine, &mut fields, schema_open);
+    fields.end();
+    problems.check(model)?;
+    let mut turn = turn;
+    turn.images = problems.images().decode()?;
+    let ignored = problems.take_ignored();
+    let Some(prompt) = asked else { return Ok(OllamaBody::Load { ignored }) };
+    let prompt = match prompt {
+        Prompt::Chat(conversation) => Prompt::Chat(Conversation { kwargs, ..conversation }),
+        texts => texts,
+    };
+    let is_chat = matches!(prompt, Prompt::Chat(_));
+    let session = session_of(None, false, &incoming.headers, &incoming.caller)?;
+    let session = session.filter(|session| is_chat || matches!(session, RequestSession::Transient(_)));
+    let request = of(turn, is_streamed).request(prompt, session, incoming);
+    let request = GenerateRequest { notices: problems.take_notices(), ..request };
+    Ok(OllamaBody::Answer(Box::new(AskedAnswer { request, is_streamed, keeps_context: is_chat, ignored })))
+}
+
+fn of(turn: TurnRequest, is_streamed: bool) -> AnswerParams {
+    AnswerParams { num_choices: 1, turn, streaming: Streaming { is_on: is_streamed, ..Streaming::default() } }
+}
+
+/// Takes a last message of the assistant as the beginning of the answer, as Ollama's templates do.
+fn answer_start(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> AnswerStart {
+    let is_begun = messages.len() > 1 && messages.last().is_some_and(|last| last.role == Role::Assistant);
+    let Some(last) = is_begun.then(|| messages.pop()).flatten() else { return AnswerStart::Nothing };
+    begun(&last).unwrap_or_else(|| {
+        fields.unsupported("messages", "ends with calls of tools, whose results must follow");
+        AnswerStart::Nothing
+    })
+}
+
+/// Reads what both endpoints know beside the prompt.
+fn answer_fields(
+    app: &App,
+    engine: &EngineClient,
+    fields: &mut Fields<'_>,
+    schema_open: bool,
+) -> AnswerFields {
+    let limits = with_settings(app, Limits::default());
+    let (sampling, limits) = options::options(fields, &app.model().defaults, &limits, false);
+    check_ranges(&sampling, engine.spec().vocab_size(), fields.problems());
+    let mut wish = Wish::default();
+    switches::ollama(fields, &mut wish);
+    let mut kwargs = Map::new();
+    let reasoning_budget = app.model().chat_tokenizer.with_template(|template| {
+        fulfil(fields, &mut kwargs, template, wish, app.settings().enable_thinking)
+    });
+    let turn = TurnRequest {
+        sampling,
+        limits,
+        logprobs: params::logprobs(fields, None),
+        constraint: ollama::format(fields, schema_open),
+        reasoning_budget,
+        ..TurnRequest::default()
+    };
+    ollama::cuts(fields);
+    fields.only("_debug_render_only", &[false.into()]);
+    AnswerFields { turn, kwargs, is_streamed: fields.flag("stream").unwrap_or(true) }
+}
+
+/// Reads the prompt of `/api/generate`; `None` without any.
+fn prompt(app: &App, fields: &mut Fields<'_>) -> Option<Prompt> {
+    let chat_tokenizer = &app.model().chat_tokenizer;
+    let text = fields.text("prompt").unwrap_or_default();
+    let suffix = fields.text("suffix").unwrap_or_default();
+    let system = fields.text("system").unwrap_or_default();
+    let is_raw = fields.flag("raw").unwrap_or(false);
+    fields.only("template", &["".into()]);
+    let mut messages = ollama::context(fields);
+    let images = images::list(fields, "images", ImagePlace::User);
+    if text.is_empty() && suffix.is_empty() && images.is_empty() {
+        return None;
+    }
+    let is_text = is_raw || !suffix.is_empty() || !chat_tokenizer.has_template();
+    if is_text {
+        let given = [
+            (!messages.is_empty(), "context"),
+            (!images.is_empty(), "images"),
+            (!system.is_empty(), "system"),
+        ];
+        for (_, name) in given.into_iter().filter(|(is_given, _)| *is_given) {
+            fields.unsupported(
+                name,
+                "needs the chat template, which raw, suffix and a model without one leave out",
+            );
+        }
+        if !suffix.is_empty() && chat_tokenizer.infill().is_none() {
+            fields.unsupported("suffix", "is not supported: this model has no fill-in-the-middle tokens");
+        }
+        let text = match suffix.is_empty() {
+            true => TextPrompt::Text(text),
+            false => TextPrompt::Infill(InfillPrompt { prefix: text, suffix, ..InfillPrompt::default() }),
+        };
+        return Some(Prompt::Texts(vec![text]));
+    }
+    if !system.is_empty() {
+        messages.retain(|message| message.role != Role::System);
+        messages.insert(0, Message::new(Role::System, system));
+    }
+    let pieces = images.into_iter().chain([ImagePiece::Text(text)]);
+    let content: Content = images::content(pieces);
+    messages.push(Message { content: Some(content), ..Message::new(Role::User, "") });
+    Some(Prompt::Chat(Conversation { messages, ..Conversation::default() }))
+}
+
+/// The beginning of a request, and how long its model took to be there.
+#[derive(Clone, Copy)]
+pub struct RequestTimes {
+    begun: Instant,
+    load: Duration,
+}
+
+impl RequestTimes {
+    /// Called when the model is there.
+    pub fn new(begun: Instant) -> Self {
+        Self { begun, load: begun.elapsed() }
+    }
+
+    /// Returns Ollama's members, in nanoseconds.
+    pub fn members(self) -> [(String, Value); 2] {
+        let load = ("load_duration".to_owned(), nanoseconds(self.load));
+        [("total_duration".to_owned(), nanoseconds(self.begun.elapsed())), load]
+    }
+}
+
+fn nanoseconds(time: Duration) -> Value {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).into()
+}
+
+/// Encoding of an answer.
+struct OllamaFormat {
+    head: Head,
+    kind: AnswerKind,
+    model: String,
+    times: RequestTimes,
+    logprobs: bool,
+    /// The conversation before the answer, if the answer ends with it.
+    conversation: Option<Vec<Message>>,
+    /// The call that is not complete, and its place.
+    call: Option<(usize, AnsweredCall)>,
+    /// Tokens of the content whose log-probabilities wait for a part.
+    tokens: Vec<Token>,
+    /// Members of the last object, beside counts and times.
+    last: Map<String, Value>,
+}
+
+impl OllamaFormat {
+    fn logprobs_of(&self, tokens: &[Token]) -> Value {
+        match self.logprobs && !tokens.is_empty() {
+            true => self.head.chat_logprobs(tokens)["content"].take(),
+            false => Value::Null,
+        }
+    }
+
+    /// Returns what waits for a part.
+    fn take_logprobs(&mut self) -> Value {
+        let tokens = std::mem::take(&mut self.tokens);
+        self.logprobs_of(&tokens)
+    }
+
+    fn part(&self, part: AnswerPart<'_>) -> Value {
+        part.object(self.kind, &self.model, false).into()
+    }
+
+    fn delta(&mut self, delta: Delta) -> Option<Value> {
+        match delta {
+            Delta::Content(text) => {
+                let logprobs = self.take_logprobs();
+                Some(self.part(AnswerPart { content: &text, logprobs, ..AnswerPart::default() }))
+            }
+            Delta::Reasoning(text) => {
+                Some(self.part(AnswerPart { thinking: &text, ..AnswerPart::default() }))
+            }
+            Delta::Call { index, id, name } => {
+                let arguments = String::new();
+                self.call = Some((index, AnsweredCall { id, name, arguments, is_whole: false }));
+                None
+            }
+            Delta::Arguments { fragment, .. } => {
+                if let Some((_, call)) = &mut self.call {
+                    call.arguments.push_str(&fragment);
+                }
+                None
+            }
+            Delta::CallEnd { .. } => {
+                let (index, call) = self.call.take()?;
+                let calls = vec![ollama::call(index, &call)];
+                Some(self.part(AnswerPart { calls, ..AnswerPart::default() }))
+            }
+        }
+    }
+
+    /// Notes why the answer ended, and the conversation with it.
+    fn note_end(&mut self, finished: &FinishedChoice) {
+        let reason = if finished.finish_reason() == "length" { "length" } else { "stop" };
+        self.last.insert("done_reason".to_owned(), reason.into());
+        self.last.extend(finished.placed.as_ref().map(reply::placed));
+        if let Some(mut messages) = self.conversation.take() {
+            messages.push(finished.answer.to_message());
+            self.last.extend(ollama::context_of(&messages).map(|context| ("context".to_owned(), context)));
+        }
+    }
+
+    fn end(&self, part: AnswerPart<'_>, totals: &Totals) -> Value {
+        let mut object = part.object(self.kind, &self.model, true);
+        object.extend(self.last.clone());
+        object.extend(self.times.members());
+        let counts = json!({
+            "prompt_eval_count": totals.usage.prompt_tokens,
+            "prompt_eval_duration": nanoseconds(totals.timings.prefill),
+            "eval_count": totals.usage.completion_tokens,
+            "eval_duration": nanoseconds(totals.timings.decode),
+        });
+        object.extend(crate::wire::json::members(counts));
+        object.into()
+    }
+}
+
+impl WireFormat for OllamaFormat {
+    const ENDS_WITH_DONE: bool = false;
+    const IS_LINES: bool = true;
+
+    fn whole(mut self, collected: &Collected) -> Result<Value, ApiError> {
+        let choice = collected.choices.first().ok_or_else(|| ApiError::internal("there is no answer"))?;
+        self.note_end(choice);
+        let answer = &choice.answer;
+        let calls = answer.tool_calls.iter().enumerate().filter(|(_, call)| call.is_whole);
+        let part = AnswerPart {
+            content: &answer.content,
+            thinking: &answer.reasoning,
+            calls: calls.map(|(index, call)| ollama::call(index, call)).collect(),
+            logprobs: self.logprobs_of(&answer.content_tokens),
+        };
+        Ok(self.end(part, &collected.totals))
+    }
+
+    fn deltas(&mut self, _choice: usize, deltas: Vec<Delta>, tokens: Vec<Token>) -> Vec<Value> {
+        self.tokens.extend(tokens);
+        deltas.into_iter().filter_map(|delta| self.delta(delta)).collect()
+    }
+
+    fn finished(&mut self, _choice: usize, finished: &FinishedChoice) -> Vec<Value> {
+        self.note_end(finished);
+        Vec::new()
+    }
+
+    fn ending(&mut self, totals: &Totals) -> Vec<Value> {
+        let logprobs = self.take_logprobs();
+        vec![self.end(AnswerPart { logprobs, ..AnswerPart::default() }, totals)]
+    }
+}
