@@ -140,6 +140,7 @@ export class AnswerView {
   showFigures(timings, finish, explain) {
     const parts = [];
     if (finish === "length") parts.push("stopped at the token limit");
+    if (finish === "repetition") parts.push("stopped: the text repeated itself");
     parts.push(`${count(timings.decode_tokens)} tokens`);
     if (timings.decode_tokens_per_second) parts.push(`${count(timings.decode_tokens_per_second, 1)} tokens/s`);
     if (timings.ttft_ms !== null) parts.push(`first after ${count(timings.ttft_ms / 1000, 2)} s`);

@@ -8,7 +8,7 @@
 import { AnswerView, textOf, userMessage } from "./answer.js";
 import { CallDesk } from "./calls.js";
 import { announce, button, byId, el } from "./dom.js";
-import { contentOf, imagesOf, learn, pictures, withBytes } from "./images.js";
+import { contentOf, imagesOf, learn, pictures } from "./images.js";
 import { json, sessionPath, streamChat } from "./server.js";
 import { chatFields, settings } from "./settings.js";
 import { mcp } from "./tools.js";
@@ -85,6 +85,7 @@ export class Conversation {
         const finish = finishes.get(index);
         if (finish === "cancelled") last.showError("Stopped.");
         if (finish === "length") last.showNote("Stopped at the token limit.");
+        if (finish === "repetition") last.showNote("Stopped: the text repeated itself.");
         this.#addActions(last, index, finish);
         views.push(last.element);
       } else if (message.role === "tool" && last?.addResult(message.tool_call_id, textOf(message.content))) {
@@ -106,7 +107,7 @@ export class Conversation {
 
   #addActions(view, index, finish) {
     const retry = button("Retry", () => this.retry(index), { className: "quiet" });
-    const isCut = index === this.messages.length - 1 && (finish === "cancelled" || finish === "length");
+    const isCut = index === this.messages.length - 1 && ["cancelled", "length", "repetition"].includes(finish);
     const goOn = isCut && !this.messages[index].tool_calls && button("Continue", () => this.#continue(), { className: "quiet" });
     view.actions.replaceChildren(...[view.copyButton(), retry, goOn].filter(Boolean));
   }
@@ -217,7 +218,7 @@ export class Conversation {
     let error = null;
     try {
       await mcp.renew({ signal: this.#abort.signal });
-      await streamChat({ ...body, messages: withBytes(body.messages), ...chatFields(mcp.definitions()), stream: true }, {
+      await streamChat({ ...body, ...chatFields(mcp.definitions()), stream: true }, {
         signal: this.#abort.signal,
         onBranch: (branch) => (answer.branch = branch),
         onWait: (text) => view.wait(waitText(text)),
@@ -261,7 +262,7 @@ export class Conversation {
       const held = session.messages ?? [];
       if (generation !== this.#generation) return;
       const isAppended = !isReplaced && held.length > this.messages.length - body.messages.length;
-      learn(withBytes(body.messages), held);
+      learn(body.messages, held);
       if (isPlaced || isAppended || (!error && !isReplaced)) this.#keep(view, session);
       else if (isReplaced) this.#returnFailed(view, session);
       else this.#giveBack(view, body, held);

@@ -1,7 +1,7 @@
 // Images: those of the next message, shown small until it is sent, and those of the conversation.
 //
-// The browser sends the bytes as they are; the server decides what it reads. A session names its images by hash: one that this page has
-// sent is shown, any other by its name and size.
+// The browser sends the bytes as they are; the server decides what it reads. A session names its images by hash, also when its messages
+// are sent again: one that this page has sent is shown, any other by its name and size.
 
 import { announce, button, byId, el } from "./dom.js";
 
@@ -44,13 +44,6 @@ export function learn(sent, held) {
     const url = urlOf(ours[index]);
     if (part.sha256 && url) known.set(part.sha256, url);
   });
-}
-
-// Messages of a session as they are sent again: with the bytes of the images, where the page has them.
-export function withBytes(messages) {
-  const filled = (part) => (part.type === "image" && urlOf(part) ? { type: "image_url", image_url: { url: urlOf(part) } } : part);
-  const fill = (message) => (Array.isArray(message.content) ? { ...message, content: message.content.map(filled) } : message);
-  return messages.map(fill);
 }
 
 // A message with images before its text.

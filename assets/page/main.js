@@ -83,7 +83,7 @@ function sessionInAddress() {
 async function offerModels() {
   const { data } = await json("v1/models");
   const ids = data.map((model) => model.id);
-  seeing = new Set(data.filter((model) => ["multimodal", "vision"].some((name) => model.capabilities?.includes(name))).map(({ id }) => id));
+  seeing = new Set(data.filter((model) => model.capabilities?.vision).map(({ id }) => id));
   const field = byId("settings-form").elements.model;
   field.replaceChildren(new Option(served, ""), ...ids.filter((id) => id !== served).map((id) => new Option(id, id)));
   const isKnown = ids.includes(settings.model) && settings.model !== served;

@@ -18,13 +18,12 @@ use crate::cli::config::config_cmd;
 use crate::cli::config::variables;
 use crate::cli::flags::args::{ColorWhen, INSTRUCTION_SETS};
 use crate::cli::model::models::find;
-use crate::cli::model::sight::Sight;
+use crate::cli::model::sight;
 use crate::cli::terminal::report::{ReportFormat, bytes, columns, print, print_json};
 use crate::cli::terminal::slow_cpu::slow_kernels;
 use llmctl_base::machine;
 use llmctl_base::machine::Cores;
 use llmctl_hub::Resolved;
-use llmctl_models::load;
 use llmctl_models::load::{DeviceKind, ImageUse, Isa, KeptPanels, kept_panels, kernels_name, open_device};
 use llmctl_models::memory;
 
@@ -353,9 +352,9 @@ fn model_facts(config: &Config, model: Option<&str>, places: &Places) -> Vec<Doc
 }
 
 fn sight_fact(resolved: &Resolved) -> DoctorFact {
-    let architecture = load::model_facts(&resolved.source).ok().and_then(|facts| facts.architecture);
-    let sight = Sight::of(resolved, architecture.as_deref(), ImageUse::default());
-    DoctorFact::new("models", "reads_images", sight.json(), sight.words()).warn(sight.problem())
+    let seen = sight::sight(resolved, ImageUse::default());
+    DoctorFact::new("models", "reads_images", sight::json(&seen), sight::words(&seen))
+        .warn(sight::problem(&seen))
 }
 
 fn terminal_facts() -> Vec<DoctorFact> {

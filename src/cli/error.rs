@@ -221,6 +221,7 @@ impl From<Error> for CommandError {
             Error::SessionBusy(_) | Error::SessionsFull { .. } | Error::QueueFull { .. } => {
                 (Kind::Temporary, Some("try again later"))
             }
+            Error::ImagesBusy { .. } => (Kind::Temporary, Some("go on with fewer or smaller images")),
             Error::DeadlineExceeded { .. } => {
                 (Kind::Temporary, Some("try again later, or allow it more time"))
             }

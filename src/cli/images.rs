@@ -15,7 +15,7 @@ use crate::cli::error::CommandError;
 use crate::cli::places::typed_path;
 use crate::cli::terminal::output::visible;
 use crate::cli::terminal::report::counted;
-use llmctl_engine::session::store::SavedSession;
+use llmctl_engine::session::store::{SavedSession, percent_decoded};
 use llmctl_image::{ImageError, ImageFile, ImageHash, ImageLimits, ImageSet, inspect};
 use llmctl_models::images::VisionSpec;
 use llmctl_template::{Content, ImageRef, Message};
@@ -63,7 +63,7 @@ impl GivenImage {
             media_type: file.info.media_type.to_owned(),
             name: name.map(|name| visible(&name).into_owned()),
         };
-        Ok(Self { image, file: Arc::new(file) })
+        Ok(Self { image, file })
     }
 
     /// Returns how it is shown to the user, with the tokens that it takes in a prompt of the model.
@@ -180,7 +180,7 @@ pub fn add_kept(files: &mut ImageSet, saved: &SavedSession) {
         let read = |bytes| ImageFile::read(bytes, &ImageLimits::default()).ok();
         let kept =
             if files.get(&hash).is_some() { None } else { saved.blobs.read(&hash).ok().and_then(read) };
-        kept.into_iter().for_each(|file| files.insert(Arc::new(file)));
+        kept.into_iter().for_each(|file| files.insert(file));
     }
 }
 
@@ -190,13 +190,16 @@ pub fn as_data_urls(content: &mut Value, files: &ImageSet) {
         let Some(image) = ImageRef::of(part) else { continue };
         let file = ImageHash::from_hex(&image.sha256).and_then(|hash| files.get(&hash));
         *part = match file {
-            Some(file) => {
-                let url = format!("data:{};base64,{}", file.info.media_type, STANDARD.encode(&file.bytes));
-                json!({"type": "image_url", "image_url": {"url": url}})
-            }
+            Some(file) => url_part(file.info.media_type, &file.bytes),
             None => json!({"type": "text", "text": shown(&Content::Parts(vec![part.clone()]))}),
         };
     }
+}
+
+/// Returns OpenAI's part of an image, with its bytes.
+pub fn url_part(media_type: &str, bytes: &[u8]) -> Value {
+    let url = format!("data:{media_type};base64,{}", STANDARD.encode(bytes));
+    json!({"type": "image_url", "image_url": {"url": url}})
 }
 
 /// Takes the lines out of a message that are paths of image files: as a terminal writes a file that is dropped on it, quoted,
@@ -218,7 +221,10 @@ fn image_path(line: &str) -> Option<PathBuf> {
         return None;
     }
     let path = match line.strip_prefix("file://") {
-        Some(url) => decoded(url.strip_prefix("localhost").unwrap_or(url))?.into(),
+        Some(url) => {
+            let path = percent_decoded(url.strip_prefix("localhost").unwrap_or(url))?;
+            String::from_utf8(path).ok()?.into()
+        }
         None => typed_path(line),
     };
     if !path.is_file() {
@@ -228,26 +234,6 @@ fn image_path(line: &str) -> Option<PathBuf> {
     let mut head = Vec::new();
     file.take(HEAD_BYTES).read_to_end(&mut head).ok()?;
     is_image(&head).then_some(path)
-}
-
-/// Decodes `%20` and the like.
-fn decoded(url: &str) -> Option<String> {
-    let mut bytes = Vec::new();
-    let mut rest = url.as_bytes();
-    while let [first, tail @ ..] = rest {
-        let byte = tail.get(..2).filter(|_| *first == b'%').and_then(|hex| std::str::from_utf8(hex).ok());
-        match byte.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &tail[2..];
-            }
-            None => {
-                bytes.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! the command line.
 
 pub mod capacity;
+mod downloads;
 pub mod embedder;
 pub mod fleet;
 mod spans;
@@ -35,6 +36,7 @@ use crate::cli::model::load;
 use crate::cli::model::load::{PreparedTexts, remote};
 use crate::cli::model::running;
 use crate::cli::serve::capacity::CapacityArgs;
+use crate::cli::serve::downloads::CacheDownloads;
 use crate::cli::serve::workers::{IsolationArgs, RELOAD_ATTEMPTS, RELOAD_PAUSE, WorkerFlags};
 use crate::cli::terminal::descriptors;
 use crate::cli::terminal::input::read_file;
@@ -42,7 +44,7 @@ use crate::cli::terminal::signal::Graceful;
 use llmctl_base::private_files;
 use llmctl_engine::http_engine::{HttpEngine, HttpEngineSettings, WhenLost};
 use llmctl_engine::session::store::{ModelFingerprint, SessionStore};
-use llmctl_engine::{EngineClient, EngineTransport};
+use llmctl_engine::{EngineClient, EngineTransport, LoopGuard};
 use llmctl_models::hints::Frontend;
 use llmctl_models::load::Pooling;
 use llmctl_serve::engines::Engines;
@@ -204,8 +206,12 @@ pub struct ListenArgs {
     #[arg(long, short, value_name = "N")]
     pub port: Option<u16>,
 
+    /// Listen at this port too, for Ollama's clients, which look for a server at 11434 (default: none)
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    pub ollama_port: Option<u16>,
+
     /// Listen on a socket in the file system instead, which only its owner may use
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port"])]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port", "ollama_port"])]
     pub uds: Option<PathBuf>,
 
     /// Name of the model in requests and answers (default: as it was found)
@@ -232,6 +238,12 @@ pub struct AccessArgs {
     /// Allow an address that others can reach without any API key
     #[arg(long, hide_short_help = true)]
     pub insecure_no_auth: bool,
+
+    /// Let everyone who may send requests have models downloaded (POST /api/pull)
+    ///
+    /// By default only programs of this machine may, where there are no API keys.
+    #[arg(long, hide_short_help = true)]
+    pub allow_pull: bool,
 
     /// Answer browsers at / with JSON as other programs, not with the page
     #[arg(long)]
@@ -291,6 +303,13 @@ pub struct AnswerArgs {
     /// keep inventing members. A request overrides this with `schema_open`.
     #[arg(long, hide_short_help = true)]
     pub schema_open: bool,
+
+    /// End what repeats itself: on, off, or the least tokens of a repetition (default: 1000, reasoning only)
+    ///
+    /// The last N tokens are one cycle over and over, four times at least. Reasoning is ended and the answer follows; an answer
+    /// stops. `on` is 1000, and like a number guards both. A request overrides this with `loop_guard`.
+    #[arg(long, value_name = "on|off|N", hide_short_help = true)]
+    pub loop_guard: Option<LoopGuard>,
 
     /// Fetch images at https URLs of this host; may be repeated (default: only images in the request itself)
     ///
@@ -462,12 +481,28 @@ impl RunningServer {
         let log = args.limits.access_log.as_deref().map(open_log).transpose()?;
         let observer = Observer::new(spans::begin(terminal)?);
         let lifecycle = Lifecycle::new(policy, observer.clone(), log.clone());
-        let server = Server::start(listener, lifecycle, limits).map_err(io_error("starting the server"))?;
+        let starting = || io_error("starting the server");
+        let mut server = Server::start(listener, lifecycle, limits).map_err(starting())?;
+        if let Some(port) = args.listen.ollama_port {
+            let listener = Listener::ollama(&addresses(args, port)?[..]);
+            let listener = listener.map_err(|error| bind_error(&format!("--ollama-port {port}"), error))?;
+            let address = listener.address().map_err(starting())?;
+            server.listen(listener).map_err(starting())?;
+            terminal.note(format!("Ollama's clients find the server at {address}"));
+        }
         terminal.detail(&format!("{} answers 503 while the model is loaded", server.address()));
         let tools = tools::begin(args, &server, terminal)?;
         let (stop, stops) = mpsc::channel();
         let shared = shared(args, observer.clone(), terminal, places);
-        let shared = shared.with_tools(tools.as_ref().map(SharedToolServers::host));
+        let downloads = CacheDownloads {
+            places: places.clone(),
+            aliases: args.model.aliases.clone(),
+            terminal: terminal.clone(),
+            is_open: args.access.allow_pull,
+        };
+        let shared = shared
+            .with_tools(tools.as_ref().map(SharedToolServers::host))
+            .with_downloads(Arc::new(downloads));
         let (served, recorded) = if args.fleet.is_asked() {
             let (fleet, references) = fleet::load(args, shared, terminal)?;
             let recorded = references.into_iter().map(|reference| (None, reference)).collect();
@@ -709,6 +744,7 @@ fn settings(args: &ServeArgs) -> ServeSettings {
         lenient: answers.lenient,
         strict_limits: answers.strict_limits,
         schema_open: answers.schema_open,
+        loop_guard: answers.loop_guard.unwrap_or_default(),
         deadline: args.limits.request_timeout.map(|span| span.0),
         tool_format: answers.tool_format,
         reasoning_format: answers.reasoning_format,
@@ -790,18 +826,26 @@ fn bind(args: &ServeArgs, keys: &ApiKeys) -> Result<Listener, CommandError> {
     if let Some(path) = &listen.uds {
         return bind_local(path);
     }
-    let host = listen.host.as_deref().unwrap_or(DEFAULT_HOST);
-    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    let port = listen.port.unwrap_or(DEFAULT_PORT);
-    let addresses: Vec<SocketAddr> = match (host, port).to_socket_addrs() {
-        Ok(addresses) => addresses.collect(),
-        Err(error) => return Err(CommandError::usage(format!("--host {host}: {error}"))),
-    };
+    let (host, port) = (host(args), listen.port.unwrap_or(DEFAULT_PORT));
+    let addresses = addresses(args, port)?;
     let is_reachable = addresses.iter().any(|address| !address.ip().to_canonical().is_loopback());
     if is_reachable && keys.is_empty() {
         check_strangers(args, host)?;
     }
     Listener::tcp(&addresses[..]).map_err(|error| bind_error(&format!("{host}:{port}"), error))
+}
+
+/// Returns the host to listen on, without brackets.
+fn host(args: &ServeArgs) -> &str {
+    let host = args.listen.host.as_deref().unwrap_or(DEFAULT_HOST);
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
+/// Returns the addresses of the host with a port.
+fn addresses(args: &ServeArgs, port: u16) -> Result<Vec<SocketAddr>, CommandError> {
+    let host = host(args);
+    let found = (host, port).to_socket_addrs();
+    found.map(Iterator::collect).map_err(|error| CommandError::usage(format!("--host {host}: {error}")))
 }
 
 /// Refuses an address that others can reach without a key, unless that is wanted. Tools need a key there in

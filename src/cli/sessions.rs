@@ -20,9 +20,10 @@ use crate::cli::terminal::report::{ReportFormat, print_either};
 use llmctl_base::{Error, StoreCause, StoreError};
 use llmctl_engine::session::store::{Branch, ForkOf, Repaired, SessionName, SessionStore};
 
+pub(super) use self::export::{put_images, whole_messages};
 pub(super) use self::listing::{list, rows};
 pub(super) use self::removal::removed_text;
-pub(super) use self::show::{message_json, message_text, show};
+pub(super) use self::show::{message_text, show};
 
 /// List, show and manage saved sessions
 #[derive(Debug, Clone, Args)]

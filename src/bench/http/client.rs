@@ -54,8 +54,7 @@ pub struct ListedModel {
 impl ListedModel {
     fn read(model: &Value) -> Option<Self> {
         let context_tokens = model["max_model_len"].as_u64().and_then(|count| usize::try_from(count).ok());
-        let can = |name: &Value| ["multimodal", "vision"].iter().any(|sight| name == sight);
-        let sees = model["capabilities"].as_array().is_some_and(|names| names.iter().any(can));
+        let sees = model["capabilities"]["vision"] == true;
         Some(Self { id: model["id"].as_str()?.to_owned(), context_tokens, sees })
     }
 }

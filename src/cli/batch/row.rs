@@ -344,7 +344,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use llmctl_base::Sampling;
+    use llmctl_base::{SamplerStep, Sampling};
     use llmctl_engine::grammar::GrammarSource;
 
     /// A template that switches reasoning.
@@ -381,6 +381,8 @@ mod tests {
                 ],
                 "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "typ_p": 0.8, "top_n_sigma": 2, "repetition_penalty": 1.1,
                 "presence_penalty": -1, "frequency_penalty": 1, "logit_bias": {"5": -100}, "seed": 7,
+                "samplers": ["dry", "typ_p", "temperature"], "dry_sequence_breakers": ["\n"], "dry_multiplier": 0.8,
+                "mirostat": 2, "xtc_probability": 0.5,
                 "max_completion_tokens": 3, "stop": ["x", "y"], "ignore_eos": true, "logprobs": true,
                 "top_logprobs": 2, "n": 1, "stream": false, "user": "me", "response_format": {"type": "text"},
                 "chat_template_kwargs": {"enable_thinking": false},
@@ -397,11 +399,17 @@ mod tests {
             min_p: 0.1,
             typical_p: 0.8,
             top_n_sigma: 2.0,
+            samplers: Some(vec![SamplerStep::Dry, SamplerStep::TypicalP, SamplerStep::Temperature]),
+            dry_sequence_breakers: Some(vec!["\n".to_owned()]),
+            dry_multiplier: 0.8,
+            mirostat: 2.0,
+            xtc_probability: 0.5,
             repetition_penalty: 1.1,
             presence_penalty: -1.0,
             frequency_penalty: 1.0,
             logit_bias: BTreeMap::from([(5, -100.0)]),
             seed: Some(7),
+            ..Sampling::default()
         };
         assert_eq!(row.turn.sampling(), expected);
         assert_eq!(

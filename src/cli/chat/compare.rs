@@ -15,6 +15,7 @@ use super::turn::ending;
 use crate::cli::endpoint::ChatEndpoint;
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::error::CommandError;
+use crate::cli::images;
 use crate::cli::model::load::Loaded;
 use crate::cli::run::answer::{AnswerGeneration, AnswerSink, Generated};
 use crate::cli::run::message_answer::MessageGeneration;
@@ -91,7 +92,8 @@ impl Chat<'_> {
         let thinking = Thinking::of(llm.texts().chat_tokenizer());
         let think = self.think_of(&thinking);
         let conversation = self.conversation(question.messages.clone(), think, &thinking);
-        let session_chat = SessionChat::new(llm.texts().fingerprint().clone());
+        let mut session_chat = SessionChat::new(llm.texts().fingerprint().clone());
+        session_chat.lend(self.state.session_chat.saved());
         let prompted = session_chat.prompt(llm.texts().chat_tokenizer(), conversation, &self.state.files)?;
         let turn = TurnRequest {
             reasoning_budget: think.budget,
@@ -110,7 +112,10 @@ impl Chat<'_> {
         is_beside: bool,
     ) -> Result<Generated, CommandError> {
         let tools = self.offered_tools();
-        let request = EndpointRequest { tools: &tools, ..self.endpoint_request(&question.messages) };
+        let mut images = self.state.files.clone();
+        images::add_kept(&mut images, self.state.session_chat.saved());
+        let request =
+            EndpointRequest { tools: &tools, images: &images, ..self.endpoint_request(&question.messages) };
         let generation = MessageGeneration { endpoint, request: &request, graceful: &self.ui.graceful };
         let answered =
             self.generated(self.state.think, is_beside, endpoint.model(), |sink| generation.run(sink))?;

@@ -6,11 +6,12 @@ use clap::Parser;
 
 use crate::cli::error::CommandError;
 use crate::cli::flags::args::{LimitArgs, SamplingArgs};
-use llmctl_base::{Error, Sampling, SamplingParameter};
+use crate::cli::run::answer::WATCHED_LOOP_GUARD;
+use llmctl_base::{DRY_SEQUENCE_BREAKERS, Error, SamplerStep, Sampling, SamplingParameter};
 use llmctl_engine::Overflow;
 
 /// Keys of limits.
-const LIMIT_KEYS: &[&str] = &["max-tokens", "stop", "ignore-eos"];
+const LIMIT_KEYS: &[&str] = &["max-tokens", "stop", "ignore-eos", "loop-guard"];
 
 /// Returns all keys: the sampling parameters and the limits, as their flags are spelled.
 pub fn keys() -> Vec<String> {
@@ -78,6 +79,7 @@ impl ChatSettings {
         match key {
             "max-tokens" => self.limits.max_tokens = None,
             "stop" => self.limits.stop.clear(),
+            "loop-guard" => self.limits.loop_guard = None,
             _ => self.limits.ignore_eos = false,
         }
     }
@@ -98,11 +100,23 @@ impl ChatSettings {
             SamplingParameter::Seed => {
                 or(sampling.seed.map(|seed| seed.to_string()), "random for each answer")
             }
+            SamplingParameter::Samplers => {
+                let names = |steps: &Vec<SamplerStep>| {
+                    list(&steps.iter().map(|step| step.name().to_owned()).collect::<Vec<_>>())
+                };
+                or(sampling.samplers.as_ref().map(names), "llmctl's order")
+            }
+            SamplingParameter::DrySequenceBreakers => {
+                let own = || DRY_SEQUENCE_BREAKERS.map(str::to_owned).to_vec();
+                let breakers = sampling.dry_sequence_breakers.clone().unwrap_or_else(own);
+                list(&breakers.iter().map(|text| format!("{text:?}")).collect::<Vec<_>>())
+            }
         };
         let limits = [
             ("max-tokens", or(max_tokens.map(|count| count.to_string()), "until the context is nearly full")),
             ("stop", list(&limits.stop.iter().map(|text| format!("{text:?}")).collect::<Vec<_>>())),
             ("ignore-eos", if limits.ignore_eos { "on" } else { "off" }.to_owned()),
+            ("loop-guard", self.limits.loop_guard.unwrap_or(WATCHED_LOOP_GUARD).to_string()),
         ];
         let sampling = SamplingParameter::all().map(|one| vec![spelled(one.name()), value(one)]);
         sampling.chain(limits.into_iter().map(|(key, value)| vec![key.to_owned(), value])).collect()
@@ -113,6 +127,7 @@ impl ChatSettings {
         let given = SamplingParameter::all().filter(|one| self.sampling.gives(*one));
         let mut given: Vec<String> = given.map(|one| spelled(one.name())).collect();
         given.extend(self.limits.max_tokens.map(|_| "max-tokens".to_owned()));
+        given.extend(self.limits.loop_guard.map(|_| "loop-guard".to_owned()));
         let mut rows = self.table(&self.sampling.given().sampling(true));
         for row in rows.iter_mut().filter(|row| !given.contains(&row[0])) {
             if !matches!(row[0].as_str(), "stop" | "ignore-eos") {
@@ -148,10 +163,13 @@ mod tests {
     fn every_key_can_be_set_and_taken_back() {
         for key in &keys() {
             let value = match key.as_str() {
-                "seed" | "max-tokens" | "top-k" => "7",
+                "seed" | "max-tokens" | "top-k" | "dry-allowed-length" | "dry-penalty-last-n" => "7",
+                "mirostat" => "1",
+                "samplers" => "top_k, temp",
                 "logit-bias" => "5=1",
                 "stop" => "END",
                 "ignore-eos" => "on",
+                "loop-guard" => "off",
                 _ => "0.5",
             };
             let mut settings = ChatSettings::default();
@@ -181,6 +199,7 @@ mod tests {
         check("temprature", "1", "did you mean temperature?");
         check("ignore-eos", "maybe", "unknown value \"maybe\" (on, off)");
         check("max-tokens", "0", "must be at least 1");
+        check("loop-guard", "1", "unknown value \"1\" (on, off, or 16 to 100000 tokens)");
         assert_eq!(settings.sampling.numbers.temperature, None);
         settings.set("top_p", "0.9").expect("underscores are fine");
     }

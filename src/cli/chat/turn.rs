@@ -20,7 +20,7 @@ use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::images;
 use crate::cli::model::load::Loaded;
-use crate::cli::run::answer::{AnswerGeneration, AnswerSink, Generated, STUCK, is_closed, is_stuck};
+use crate::cli::run::answer::{AnswerGeneration, AnswerSink, Generated, LOOPED, STUCK, is_closed};
 use crate::cli::run::message_answer::MessageGeneration;
 use crate::cli::run::next_turn::{unanswered, user_message};
 use crate::cli::run::report;
@@ -246,12 +246,10 @@ impl Chat<'_> {
                 *is_fresh = false;
             }
         }
-        match self.model.context() {
-            Some(_) if is_kept && is_stuck(answer) => self.ui.terminal.warn(format!(
-                "{STUCK}; /retry answers again, with temperature 0 after /set temperature 0.8; /continue resumes it all the same"
-            )),
-            size => self.note_finish(&outcome.finish, is_kept, size),
+        if outcome.usage.looped_reasoning {
+            self.ui.terminal.note(LOOPED);
         }
+        self.note_finish(&outcome.finish, is_kept, self.model.context());
         if let Some(branch) = branch {
             self.ui.terminal.note(format!("(what this replaced is kept as {branch}; /redo brings it back)"));
         }
@@ -293,6 +291,9 @@ impl Chat<'_> {
             (Finish::MaxTokens, None) => terminal.warn(
                 "the answer was cut to leave room for your next message; /continue resumes it, /compact makes room",
             ),
+            (Finish::Repetition, _) => terminal.warn(format!(
+                "{STUCK}; /retry answers again, with temperature 0 after /set temperature 0.8; /continue resumes it all the same"
+            )),
             (Finish::Deadline, _) => terminal.note("(cut at the deadline; /continue resumes it)"),
             (Finish::ContextFull, _) => {
                 self.state.has_warned = true; // this says it

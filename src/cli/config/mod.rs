@@ -317,15 +317,15 @@ fn allowed(file: ConfigFile, role: FileRole) -> Result<ConfigFile, Vec<String>> 
 /// refused, because a folder may come from another person: those that open, write or erase a file or session, run a program, open a
 /// server to others, name a server or a key, or give consent. `tests/config.rs` lists these, so that each flag has its decision.
 const PROJECT_KEYS: &str = "\
-    alias all any-model api as bos-id body-timeout color concurrency cpu ctx device dimensions draft-model drain-timeout dry-run dtype \
-    duration embedding-model eos-id fail-on-length field format frequency-penalty header-timeout idle-timeout ignore-eos image-tokens isolate jsonl \
-    keep-alive kv-memory kv-type lenient list-prompts logit-bias logprobs max-body max-connections max-sessions max-slow-bodies max-tokens \
-    max-tool-rounds max-waiting min-p model model-id model-memory n-depth n-gen n-prompt no-mmproj no-page no-probe no-stdin no-stream no-think \
+    alias all any-model api as bos-id body-timeout color concurrency cpu ctx device dimensions draft-model drain-timeout dry-allowed-length dry-base \
+    dry-multiplier dry-penalty-last-n dry-run dry-sequence-breakers dtype duration dynatemp-exponent dynatemp-range embedding-model eos-id fail-on-length field format frequency-penalty header-timeout idle-timeout ignore-eos image-tokens isolate jsonl \
+    keep-alive kv-memory kv-type lenient list-prompts logit-bias logprobs loop-guard max-body max-connections max-sessions max-slow-bodies max-tokens \
+    max-tool-rounds max-waiting min-p mirostat mirostat-eta mirostat-tau model model-id model-memory n-depth n-gen n-prompt no-mmproj no-page no-probe no-stdin no-stream no-think \
     no-warm-resume no-warmup origin output overflow parallel pg pin plain pooling port prefill-response prefix presence-penalty print prompt \
-    prompt-name quantize quiet rate raw reasoning-format regex repetition-penalty repetitions request-timeout requests schema-open seed \
+    prompt-name quantize quiet rate raw reasoning-format regex repetition-penalty repetitions request-timeout requests samplers schema-open seed \
     sequences served-model session-ttl session-wait sessions slo spacing speculate speed stats step-tokens stop strict-limits system task \
     temperature texts think think-time threads threads-batch threshold timeout tool-format tool-timeout top-k top-n-sigma top-p truncate \
-    turn turns type typical-p verbose worker-memory worker-nice worker-start-timeout worker-timeout workers";
+    turn turns type typical-p verbose worker-memory worker-nice worker-start-timeout worker-timeout workers xtc-probability xtc-threshold";
 
 /// Returns whether a project's file may set `key`.
 pub fn suits_project(key: &str) -> bool {

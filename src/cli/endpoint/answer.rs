@@ -200,6 +200,7 @@ impl EndpointAnswer {
         let finish = match end {
             PartsEnd::Cut => Finish::Cancelled,
             PartsEnd::Ended(Some(word)) if word == "length" => Finish::MaxTokens,
+            PartsEnd::Ended(Some(word)) if word == "repetition" => Finish::Repetition,
             PartsEnd::Ended(_) => Finish::Complete,
         };
         let mut deltas = Vec::new();

@@ -11,7 +11,7 @@ use crate::cli::images::as_data_urls;
 use crate::cli::terminal::report::decimal;
 use crate::cli::think::Think;
 use llmctl_base::sampling::Support;
-use llmctl_base::{SAMPLING, SamplingNumber, TopK};
+use llmctl_base::{GivenSampling, SAMPLING, SamplingNumber, TopK};
 use llmctl_engine::GrammarSource;
 use llmctl_image::ImageSet;
 use llmctl_serve::wire::message::message_json;
@@ -130,7 +130,8 @@ impl EndpointRequest<'_> {
         for number in SAMPLING {
             let Some(value) = number.given(&self.sampling.numbers) else { continue };
             let field = kind.field(number).ok_or_else(|| refused(&flag(number.name)))?;
-            body.insert(field.to_owned(), decimal(value));
+            let value = if number.facts.is_whole { (value as i64).into() } else { decimal(value) };
+            body.insert(field.to_owned(), value);
         }
         match self.sampling.top_k {
             None => {}
@@ -146,6 +147,18 @@ impl EndpointRequest<'_> {
             let bias: Map<String, Value> =
                 bias.map(|entry| (entry.id.to_string(), decimal(entry.bias))).collect();
             body.insert("logit_bias".to_owned(), bias.into());
+        }
+        let GivenSampling { samplers, dry_sequence_breakers, .. } = self.sampling.given();
+        let has_lists = matches!(kind, EndpointKind::Llmctl | EndpointKind::LlamaCpp);
+        for (name, list) in [
+            ("samplers", samplers.map(|steps| json!(steps))),
+            ("dry_sequence_breakers", dry_sequence_breakers.map(|texts| json!(texts))),
+        ] {
+            let Some(list) = list else { continue };
+            if !has_lists {
+                return Err(refused(&flag(name)));
+            }
+            body.insert(name.to_owned(), list);
         }
         body.extend(self.seed().map(|seed| ("seed".to_owned(), seed.into())));
         Ok(())
@@ -165,6 +178,10 @@ impl EndpointRequest<'_> {
         }
         if !self.limits.stop.is_empty() {
             body.insert("stop".to_owned(), self.limits.stop.clone().into());
+        }
+        match self.limits.loop_guard {
+            Some(_) if kind != EndpointKind::Llmctl => return Err(refused("--loop-guard")),
+            guard => body.extend(guard.map(|guard| ("loop_guard".to_owned(), guard.to_string().into()))),
         }
         match self.limits.ignore_eos {
             true if !kind.is_open_engine() => Err(refused("--ignore-eos")),
@@ -192,6 +209,9 @@ impl EndpointRequest<'_> {
                 ("structured_outputs", json!({"regex": regex}))
             }
             (Some(GrammarSource::Lark(lark)), EndpointKind::Llmctl) => ("lark", lark.as_str().into()),
+            (Some(GrammarSource::Gbnf(gbnf)), EndpointKind::Llmctl | EndpointKind::LlamaCpp) => {
+                ("grammar", gbnf.as_str().into())
+            }
             (Some(GrammarSource::Regex(_)), _) => return Err(refused("--regex")),
             (Some(_), _) => return Err(refused("--grammar")),
         };
@@ -287,11 +307,19 @@ mod tests {
         assert_eq!(asked(EndpointKind::OpenAi, "temperature").expect("sent")["temperature"], 0.6);
         assert_eq!(asked(EndpointKind::LlamaCpp, "repetition_penalty").expect("sent")["repeat_penalty"], 0.6);
         assert_eq!(asked(EndpointKind::Vllm, "min_p").expect("sent")["min_p"], 0.6);
+        let samplers = Some("top_k,temp".parse().expect("an order"));
+        let ordered = SamplingArgs { samplers, ..SamplingArgs::default() };
+        let asked_in_order = |kind| body(kind, |request| request.sampling = &ordered);
+        let sent = asked_in_order(EndpointKind::LlamaCpp).expect("sent");
+        assert_eq!(sent["samplers"], json!(["top_k", "temperature"]));
+        let refusal = asked_in_order(EndpointKind::Vllm).expect_err("no order there");
+        assert!(refusal.starts_with("--samplers"), "{refusal}");
         for (kind, name) in [
             (EndpointKind::OpenAi, "min_p"),
             (EndpointKind::Ollama, "repetition_penalty"),
             (EndpointKind::Vllm, "typical_p"),
             (EndpointKind::Other, "top_n_sigma"),
+            (EndpointKind::Ollama, "mirostat"),
         ] {
             let refusal = asked(kind, name).expect_err(name);
             assert!(refusal.starts_with(&flag(name)), "{refusal}");

@@ -6,6 +6,7 @@
 //! has the same ones.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::fmt;
 use std::ops::RangeBounds;
 use std::path::PathBuf;
@@ -16,9 +17,11 @@ use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, T
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueEnum, value_parser};
 
 use crate::cli::error::CommandError;
-use llmctl_base::{Error, GivenSampling, SAMPLING, SamplingNumber, SamplingNumbers, SamplingParameter, TopK};
+use llmctl_base::{
+    Error, GivenSampling, SAMPLING, SamplerStep, SamplingNumber, SamplingNumbers, SamplingParameter, TopK,
+};
 use llmctl_engine::http_engine::{EndpointUrl, EngineUrl};
-use llmctl_engine::{Limits, Overflow, Speculation};
+use llmctl_engine::{Limits, LoopGuard, Overflow, Speculation};
 use llmctl_hub::Aliases;
 use llmctl_models::load::{Dtype, Isa, KvType, Pooling};
 
@@ -581,6 +584,8 @@ pub struct SamplingArgs {
     pub top_k: Option<TopK>,
     pub logit_bias: Vec<TokenBias>,
     pub seed: Option<u64>,
+    pub samplers: Option<SamplerOrder>,
+    pub dry_sequence_breakers: Vec<String>,
 }
 
 impl Args for SamplingArgs {
@@ -620,6 +625,18 @@ fn sampling_flag(parameter: SamplingParameter) -> Arg {
             .help("Seed of the random choices; a drawn one is shown with -v and --stats, and is in json")
             .value_name("N")
             .value_parser(value_parser!(u64)),
+        SamplingParameter::Samplers => flag
+            .help("Apply these samplers in this order, and no others: penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature")
+            .value_name("LIST")
+            .value_parser(value_parser!(SamplerOrder))
+            .hide_short_help(true),
+        SamplingParameter::DrySequenceBreakers => flag
+            .help("DRY: texts that no repetition goes across, `\\n` for the end of a line; may be repeated; `none` for none (default: the end of a line, `:`, `\"` and `*`)")
+            .alias("dry-sequence-breaker")
+            .value_name("TEXT")
+            .value_parser(|text: &str| Ok::<_, Infallible>(text.replace("\\n", "\n")))
+            .action(ArgAction::Append)
+            .hide_short_help(true),
     }
 }
 
@@ -641,6 +658,10 @@ impl FromArgMatches for SamplingArgs {
             self.logit_bias = biases.copied().collect();
         }
         self.seed = matches.get_one("seed").copied().or(self.seed);
+        self.samplers = matches.get_one("samplers").cloned().or(self.samplers.take());
+        if let Some(breakers) = matches.get_many("dry_sequence_breakers") {
+            self.dry_sequence_breakers = breakers.cloned().collect();
+        }
         Ok(())
     }
 }
@@ -664,6 +685,13 @@ pub struct LimitArgs {
     /// Continue past the model's end-of-generation tokens
     #[arg(long, hide_short_help = true)]
     pub ignore_eos: bool,
+
+    /// End what repeats itself: on, off, or the least tokens of a repetition (default: 1000, reasoning only)
+    ///
+    /// The last N tokens are one cycle over and over, four times at least. Reasoning is ended and the answer follows; an answer
+    /// stops. `on` is 1000, and like a number guards both. On a terminal, answers are guarded too unless this says otherwise.
+    #[arg(long, value_name = "on|off|N", hide_short_help = true)]
+    pub loop_guard: Option<LoopGuard>,
 }
 
 /// `--ctx`: a number of tokens, `4k` for 4,096.
@@ -736,6 +764,18 @@ impl FromStr for TokenBias {
     }
 }
 
+/// `--samplers`: names with commas or semicolons between them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SamplerOrder(pub Vec<SamplerStep>);
+
+impl FromStr for SamplerOrder {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        SamplerStep::list(text.split([',', ';'])).map(Self)
+    }
+}
+
 impl SamplingArgs {
     /// Validates what does not depend on a model. The engine refuses ids beyond its vocabulary.
     ///
@@ -754,7 +794,15 @@ impl SamplingArgs {
     pub fn given(&self) -> GivenSampling {
         let biases = self.logit_bias.iter().map(|entry| (entry.id, entry.bias));
         let logit_bias = Some(biases.collect()).filter(|_| !self.logit_bias.is_empty());
-        GivenSampling { numbers: self.numbers, top_k: self.top_k, logit_bias, seed: self.seed }
+        let breakers = self.dry_sequence_breakers.clone();
+        let dry_sequence_breakers = match breakers.as_slice() {
+            [] => None,
+            [none] if none == "none" => Some(Vec::new()),
+            _ => Some(breakers),
+        };
+        let samplers = self.samplers.clone().map(|order| order.0);
+        let (numbers, top_k, seed) = (self.numbers, self.top_k, self.seed);
+        GivenSampling { numbers, top_k, logit_bias, seed, samplers, dry_sequence_breakers }
     }
 
     /// Names what `defaults` give and the flags do not, e.g. `temperature 0.6`.
@@ -778,6 +826,8 @@ impl SamplingArgs {
             SamplingParameter::TopK => self.top_k.is_some(),
             SamplingParameter::LogitBias => !self.logit_bias.is_empty(),
             SamplingParameter::Seed => self.seed.is_some(),
+            SamplingParameter::Samplers => self.samplers.is_some(),
+            SamplingParameter::DrySequenceBreakers => !self.dry_sequence_breakers.is_empty(),
         }
     }
 
@@ -788,6 +838,8 @@ impl SamplingArgs {
             SamplingParameter::TopK => self.top_k = None,
             SamplingParameter::LogitBias => self.logit_bias.clear(),
             SamplingParameter::Seed => self.seed = None,
+            SamplingParameter::Samplers => self.samplers = None,
+            SamplingParameter::DrySequenceBreakers => self.dry_sequence_breakers.clear(),
         }
     }
 }
@@ -802,7 +854,8 @@ impl LimitArgs {
             Some(MaxTokens::NoLimit) => (Some(usize::MAX), Overflow::Clamp),
         };
         let stop = self.stop.clone();
-        Limits { max_tokens, stop, ignore_eos: self.ignore_eos, overflow, ..Limits::default() }
+        let loop_guard = self.loop_guard.unwrap_or_default();
+        Limits { max_tokens, stop, ignore_eos: self.ignore_eos, overflow, loop_guard, ..Limits::default() }
     }
 }
 

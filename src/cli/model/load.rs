@@ -18,7 +18,6 @@ use super::download;
 use super::models;
 use super::running;
 use super::sight;
-use super::sight::Sight;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::flags::args;
 use crate::cli::flags::args::{
@@ -39,7 +38,7 @@ use llmctl_models::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
 use llmctl_models::load;
 use llmctl_models::load::{
     CpuOptions, Device, DeviceKind, Fingerprint, ImageUse, Isa, LEAST_BYTES, LoadOptions, LoadedDraft,
-    LoadedModel, ModelFiles, ModelTexts, PanelPlace, PredictionUse, kept_panels, open_device,
+    LoadedModel, ModelFiles, ModelTexts, PanelPlace, PredictionUse, Sight, kept_panels, open_device,
 };
 use llmctl_models::memory::{LimitKind, memory_limits, tightest};
 use llmctl_models::model::{Model, ModelSpec};
@@ -242,7 +241,7 @@ pub fn fits_beside(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) 
     let fits = || {
         let model = ResolvedModel::new(resolve(args, terminal)?, args, asked, terminal)?;
         let mut notices = Vec::new();
-        load::context_length(&ModelFiles::open(&model.files.source)?, &model.options, &mut notices)?;
+        load::context_length(&ModelFiles::of(&model.files)?, &model.options, &mut notices)?;
         let is_limited = notices.iter().any(|notice| matches!(notice, Notice::ContextLimited { .. }));
         Ok::<_, CommandError>(!is_limited)
     };
@@ -383,9 +382,8 @@ pub fn load_texts(
     let start = Instant::now();
     let model = ResolvedModel::new(resolve(args, terminal)?, args, asked, terminal)?;
     let facts = load::model_facts(&model.files.source)?;
-    let sight = Sight::of(&model.files, facts.architecture.as_deref(), model.options.images);
     let facts = facts.decoder?;
-    let files = ModelFiles::open(&model.files.source)?;
+    let files = ModelFiles::of(&model.files)?;
     let mut notices = Vec::new();
     let context_tokens = match load::context_length(&files, &model.options, &mut notices) {
         Err(error @ LoadError::TooBig { .. }) => {
@@ -397,7 +395,7 @@ pub fn load_texts(
     notices.iter().for_each(|notice| terminal.note(notice));
     let mut texts = model.text.apply(&model.files, load::load_texts(&files)?, context_tokens)?;
     texts.info.vocab_size = facts.vocab_size;
-    texts.info.sees = sight.is_there();
+    texts.info.sees = matches!(sight::sight(&model.files, model.options.images), Sight::Images(_));
     texts.info.load_time = start.elapsed();
     Ok(texts)
 }

@@ -15,7 +15,7 @@ use crate::cli::places::Places;
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::{bytes, columns, print};
 use llmctl_base::LoadError;
-use llmctl_hub::{HubRef, ModelRef, PullEvent, PullExtent, PullPlan, remote_form};
+use llmctl_hub::{Aliases, HubRef, ModelRef, PullEvent, PullExtent, PullPlan, remote_form};
 
 /// Shortest time between two progress events of one download.
 const EVENT_INTERVAL: Duration = Duration::from_millis(500);
@@ -58,15 +58,7 @@ const LONG_HELP: &str = include_str!("pull_help.txt").trim_ascii_end();
 pub fn run(args: PullArgs, context: CommandContext<'_>) -> Result<Exit, CommandError> {
     let CommandContext { config, places, terminal, .. } = context;
     let aliases = config.aliases();
-    let is_hub = |text: &String| text.contains('/') || text.starts_with("hf:");
-    let parse = |text: &String| match remote_form(&ModelRef::parse(text)?, &aliases)? {
-        // As for `run`: a name without an owner is more likely a slip than a repository.
-        _ if !is_hub(aliases.get(text).unwrap_or(text)) => {
-            let error = LoadError::UnknownModel { reference: text.clone(), candidates: Vec::new() };
-            Err(models::not_found(error))
-        }
-        hub => Ok(hub),
-    };
+    let parse = |text: &String| reference(text, &aliases);
     let references: Vec<HubRef> = args.references.iter().map(parse).collect::<Result<_, _>>()?;
     if is_offline() {
         return Err(CommandError::offline("HF_HUB_OFFLINE"));
@@ -87,6 +79,21 @@ pub fn run(args: PullArgs, context: CommandContext<'_>) -> Result<Exit, CommandE
         };
     }
     Ok(Exit::Success)
+}
+
+/// Reads a reference to a repository.
+///
+/// # Errors
+/// Another one: also a name without an owner, which is more likely a slip than a repository, as for `run`.
+pub fn reference(text: &str, aliases: &Aliases) -> Result<HubRef, CommandError> {
+    let is_hub = |text: &str| text.contains('/') || text.starts_with("hf:");
+    match remote_form(&ModelRef::parse(text)?, aliases)? {
+        _ if !is_hub(aliases.get(text).map_or(text, String::as_str)) => {
+            let error = LoadError::UnknownModel { reference: text.to_owned(), candidates: Vec::new() };
+            Err(models::not_found(error))
+        }
+        hub => Ok(hub),
+    }
 }
 
 fn pull_with_text(

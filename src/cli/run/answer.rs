@@ -13,7 +13,7 @@ use crate::cli::terminal::signal::Graceful;
 use llmctl_base::Error;
 use llmctl_engine::turn::{Answer, AnswerStream, Delta, TurnPlan, TurnRequest};
 use llmctl_engine::{
-    EngineSessionName, Event, EventStream, Finish, NotYet, Outcome, Request, Started, Token, goes_round,
+    EngineSessionName, Event, EventStream, LoopGuard, NotYet, Outcome, Request, Started, Token,
 };
 
 /// Interval at which signals are checked while the engine is silent.
@@ -96,8 +96,9 @@ impl AnswerGeneration<'_> {
     /// The engine's refusal or failure, or that the sink cannot be written to.
     pub fn run(self, sink: &mut dyn AnswerSink) -> Result<Generated, CommandError> {
         let (stream, start) = self.plan.parser.stream();
-        let mut run = Run { generation: self, stream, start, ids: Vec::new(), sink };
-        let ending = run.request(self.request()).inspect_err(|_| {
+        let mut run = Run { generation: self, stream, start, sink };
+        let request = self.request(run.sink.is_watched());
+        let ending = run.request(request).inspect_err(|_| {
             // The error itself is what the caller reports; one of the sink would hide it.
             let deltas = run.stream.flush(true);
             let _ = run.sink.answer(&deltas, &[], run.stream.num_reasoning_tokens());
@@ -112,8 +113,13 @@ impl AnswerGeneration<'_> {
         Ok(Generated { answer, signal, is_reader_gone, failure: None, notice: None })
     }
 
-    fn request(&self) -> Request {
-        Request { session: self.session.cloned(), ..self.plan.request(self.turn) }
+    fn request(&self, is_watched: bool) -> Request {
+        let mut request = Request { session: self.session.cloned(), ..self.plan.request(self.turn) };
+        let guard = &mut request.limits.loop_guard;
+        if is_watched && guard.is_default() {
+            *guard = WATCHED_LOOP_GUARD;
+        }
+        request
     }
 }
 
@@ -123,7 +129,6 @@ struct Run<'a> {
     stream: AnswerStream,
     /// The deltas of the given beginning, until they are passed on.
     start: Vec<Delta>,
-    ids: Vec<u32>,
     sink: &'a mut dyn AnswerSink,
 }
 
@@ -145,11 +150,8 @@ impl Run<'_> {
                 Event::Encoding { done, total } => self.sink.encoding(done, total),
                 Event::Prompt { .. } => Ok(()), // not asked for here
                 Event::Text { text, tokens } => {
-                    let pushed = self.push(&text, &tokens);
-                    if self.is_stuck() {
-                        events.cancel();
-                    }
-                    pushed
+                    let deltas = self.stream.push(&text, &tokens);
+                    self.sink.answer(&deltas, &tokens, self.stream.num_reasoning_tokens())
                 }
                 Event::Done(outcome) => return Ok(Ending::Done { outcome, signal }),
                 Event::Failed(error) => return Err(error.into()),
@@ -177,25 +179,16 @@ impl Run<'_> {
         let start = std::mem::take(&mut self.start);
         self.sink.started(self.stream.started.insert(started), &start)
     }
-
-    fn is_stuck(&self) -> bool {
-        self.sink.is_watched() && goes_round(&self.ids)
-    }
-
-    fn push(&mut self, text: &str, tokens: &[Token]) -> Result<(), OutputError> {
-        self.ids.extend(tokens.iter().map(|token| token.id));
-        let deltas = self.stream.push(text, tokens);
-        self.sink.answer(&deltas, tokens, self.stream.num_reasoning_tokens())
-    }
 }
 
-/// Beginning of what users are told of an answer for which [`is_stuck`].
-pub const STUCK: &str = "stopped: the last 1,000 tokens are the same text over and over";
+/// The guard of answers that a person watches, who has not chosen another.
+pub const WATCHED_LOOP_GUARD: LoopGuard = LoopGuard::both(LoopGuard::USUAL);
 
-/// Returns whether the answer was stopped because it goes round in circles.
-pub fn is_stuck(answer: &Answer) -> bool {
-    answer.outcome.finish == Finish::Cancelled && goes_round(&answer.ids())
-}
+/// Beginning of what users are told of an answer that was stopped because it repeats itself.
+pub const STUCK: &str = "stopped: the last tokens are the same text over and over (--loop-guard)";
+
+/// What users are told of reasoning that was ended because it repeats itself.
+pub const LOOPED: &str = "(the reasoning repeated itself and was ended; --loop-guard off lets it go on)";
 
 /// Returns whether the reader has left.
 pub(in crate::cli) fn is_closed(written: Result<(), OutputError>) -> Result<bool, CommandError> {
@@ -211,6 +204,7 @@ mod tests {
     use super::*;
     use crate::cli::error::Kind;
     use crate::cli::script::{Script, saying};
+    use llmctl_engine::Finish;
     use llmctl_engine::turn::TextPrompt;
 
     /// Takes this many texts, then fails.

@@ -26,7 +26,9 @@ pub struct ConstraintArgs {
     #[arg(long, hide_short_help = true)]
     pub schema_open: bool,
 
-    /// Answer in the language of this grammar, in llguidance's variant of Lark
+    /// Answer in the language of this grammar: Lark in llguidance's variant, or llama.cpp's GBNF
+    ///
+    /// The form tells them apart: GBNF has rules with `::=`, and begins at the rule `root`.
     #[arg(
         long,
         value_name = "FILE",
@@ -72,7 +74,7 @@ impl ConstraintArgs {
             return Ok(Some(if self.schema_open { source } else { source.closed() }));
         }
         if let Some(path) = &self.grammar {
-            return Ok(Some(GrammarSource::Lark(read_file(path)?)));
+            return Ok(Some(GrammarSource::grammar(read_file(path)?)));
         }
         Ok(self.regex.clone().map(GrammarSource::Regex))
     }

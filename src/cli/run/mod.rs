@@ -39,7 +39,7 @@ use crate::cli::terminal::input::read_file;
 use crate::cli::terminal::output::Output;
 use crate::cli::terminal::report::{print, with_schema};
 use crate::cli::terminal::signal::Graceful;
-use answer::{AnswerGeneration, STUCK, is_stuck};
+use answer::{AnswerGeneration, LOOPED, STUCK};
 use constraint::ConstraintArgs;
 use llmctl_base::Error;
 use llmctl_engine::turn::{Answer, TurnPlan, TurnRequest};
@@ -399,10 +399,12 @@ const CUT_AT_LIMIT: &str = "(the answer was cut at --max-tokens)";
 /// Returns the exit code of an answer, and warns of one that was cut.
 fn verdict(llm: &Loaded, answer: &Answer, signal: Option<u8>, args: &RunArgs, terminal: &Terminal) -> Exit {
     let outcome = &answer.outcome;
-    if is_stuck(answer) {
-        terminal.warn(format!(
-            "{STUCK}; run it again for another answer, with --temperature 0.8 if that is 0; into a pipe or a file it would continue"
-        ));
+    if outcome.usage.looped_reasoning {
+        terminal.note(LOOPED);
+    }
+    if outcome.finish == Finish::Repetition {
+        terminal
+            .warn(format!("{STUCK}; run it again for another answer, with --temperature 0.8 if that is 0"));
     }
     match args.limits.max_tokens {
         _ if outcome.finish != Finish::MaxTokens => {}
@@ -413,7 +415,10 @@ fn verdict(llm: &Loaded, answer: &Answer, signal: Option<u8>, args: &RunArgs, te
             llm.info().name
         )),
     }
-    let is_cut = matches!(outcome.finish, Finish::MaxTokens | Finish::ContextFull | Finish::Deadline);
+    let is_cut = matches!(
+        outcome.finish,
+        Finish::MaxTokens | Finish::ContextFull | Finish::Deadline | Finish::Repetition
+    );
     match signal {
         Some(number) => Exit::Signal(number),
         None if is_cut && args.constraint.source.is_some() => {

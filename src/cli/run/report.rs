@@ -473,6 +473,7 @@ impl<W: Write> AnswerSink for Report<'_, W> {
         if self.form.format == OutputFormat::Jsonl {
             self.event("encoding", json!({"done": done, "total": total}))?;
         }
+        self.clear_progress(); // the prompt waits
         let since = *self.encoding_since.get_or_insert_with(Instant::now);
         if done >= total {
             self.encoding_since = None;
@@ -615,6 +616,7 @@ fn finish_forms(finish: &Finish) -> (Value, String) {
         Finish::ContextFull => (json!({"by": "context_full"}), "length (context full)".to_owned()),
         Finish::Cancelled => (json!({"by": "cancelled"}), "cancelled".to_owned()),
         Finish::Deadline => (json!({"by": "deadline"}), "length (deadline)".to_owned()),
+        Finish::Repetition => (json!({"by": "repetition"}), "repetition (--loop-guard)".to_owned()),
     }
 }
 
@@ -641,6 +643,10 @@ fn sampling_members(sampling: &Sampling) -> Map<String, Value> {
             Some(Value::Object(bias.collect()))
         }
         SamplingParameter::Seed => None, // the seed in force stands beside it
+        SamplingParameter::Samplers => sampling.samplers.as_ref().map(|steps| json!(steps)),
+        SamplingParameter::DrySequenceBreakers => {
+            sampling.dry_sequence_breakers.as_ref().map(|texts| json!(texts))
+        }
     };
     let named = |parameter: SamplingParameter| Some((parameter.name().to_owned(), value(parameter)?));
     SamplingParameter::all().filter_map(named).collect()

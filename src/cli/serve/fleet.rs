@@ -20,6 +20,7 @@ use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::bytes;
 use llmctl_base::{LoadError, Notice};
 use llmctl_hub::Resolved;
+use llmctl_models::hints::Frontend;
 use llmctl_models::load::{LoadOptions, MemoryNeed, ModelFiles, memory_need, model_facts};
 use llmctl_serve::fleet::{Fleet, Member, OnLost};
 use llmctl_serve::shared::ServerShared;
@@ -278,13 +279,24 @@ fn member(
             Ok(plan.get_or_init(|| found).bytes)
         })
     };
+    let source = model.resolved.source.clone();
+    let facts = Box::new(move || model_facts(&source).ok());
+    let texts = {
+        let (args, terminal) = (Arc::clone(&args), terminal.clone());
+        Box::new(move || {
+            let texts = load::load_texts(&args.model, args.capacity.options(&args.engine), &terminal);
+            let texts = texts.map_err(|error| error.to_string())?.for_frontend(Frontend::Http);
+            Ok(texts.into_served(None, args.sampling.given()))
+        })
+    };
     let (shared, resolved, terminal) = (shared.clone(), model.resolved.clone(), terminal.clone());
     let load = Box::new(move |on_lost: OnLost| {
         let args = planned(&args, plan.get());
         let loaded = load_app(&args, shared.clone(), on_lost, &terminal);
         loaded.map_err(|error| for_clients(&error, &resolved, &terminal))
     });
-    Member { id, aliases, is_pinned: model.is_pinned, is_embedder: model.is_embedder, estimate, load }
+    let AskedModel { is_pinned, is_embedder, .. } = *model;
+    Member { id, aliases, is_pinned, is_embedder, estimate, facts, texts, load }
 }
 
 /// Returns why a model cannot be used, without the folder that it is in. That is for the log.
@@ -329,7 +341,7 @@ fn plan_memory(
     }
     let asked = args.capacity.options(&args.engine);
     let mut options = load::options(&args.model, asked, terminal)?;
-    let files = ModelFiles::open(&resolved.source)?;
+    let files = ModelFiles::of(resolved)?;
     let most = model_facts(&resolved.source)?.decoder?.context_length;
     if let Some(context) = options.context.filter(|context| *context > most) {
         terminal.note(format!(

@@ -1,12 +1,11 @@
 //! `sessions export`: a conversation for other programs and for people, without what only llmctl needs.
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::show::{message_json, message_text};
 use crate::cli::error::{CommandError, Exit};
+use crate::cli::images::url_part;
 use crate::cli::terminal::report::{print, print_json};
 use llmctl_engine::session::store::{Blobs, SavedSession, SessionName};
 use llmctl_image::ImageHash;
@@ -29,15 +28,26 @@ pub fn run(name: &SessionName, saved: &SavedSession, format: ExportFormat) -> Re
     match format {
         ExportFormat::Markdown => print(&markdown(name, saved)),
         ExportFormat::Json => {
-            let mut messages: Vec<Value> = saved.messages().map(message_json).collect();
-            messages.iter_mut().try_for_each(|message| put_images(message, &saved.blobs))?;
-            print_json(&json!({"model": saved.model.name, "messages": messages}))
+            print_json(&json!({"model": saved.model.name, "messages": whole_messages(saved)?}))
         }
     }
 }
 
+/// Returns the messages as /v1/chat/completions takes them.
+///
+/// # Errors
+/// An image that cannot be read.
+pub fn whole_messages(saved: &SavedSession) -> Result<Vec<Value>, CommandError> {
+    let mut messages: Vec<Value> = saved.messages().map(message_json).collect();
+    messages.iter_mut().try_for_each(|message| put_images(message, &saved.blobs))?;
+    Ok(messages)
+}
+
 /// Puts the bytes of images where the message names them.
-fn put_images(message: &mut Value, blobs: &Blobs) -> Result<(), CommandError> {
+///
+/// # Errors
+/// An image that cannot be read.
+pub fn put_images(message: &mut Value, blobs: &Blobs) -> Result<(), CommandError> {
     let parts = message.get_mut("content").and_then(Value::as_array_mut);
     for part in parts.into_iter().flatten() {
         let Some(image) = ImageRef::of(part) else { continue };
@@ -45,9 +55,7 @@ fn put_images(message: &mut Value, blobs: &Blobs) -> Result<(), CommandError> {
             |reason: String| CommandError::bad_data(format!("{} cannot be read: {reason}", image.tag()));
         let hash =
             ImageHash::from_hex(&image.sha256).ok_or_else(|| lost("its name is no SHA-256".to_owned()))?;
-        let bytes = STANDARD.encode(blobs.read(&hash).map_err(lost)?);
-        let url = format!("data:{};base64,{bytes}", image.media_type);
-        *part = json!({"type": "image_url", "image_url": {"url": url}});
+        *part = url_part(&image.media_type, &blobs.read(&hash).map_err(lost)?);
     }
     Ok(())
 }

@@ -94,7 +94,7 @@ pub fn export(chat: &mut Chat<'_>, argument: &str) -> Done {
     let text = match format {
         "md" => markdown(saved),
         "json" => whole(chat.state.name(), saved)?,
-        _ => saved.messages().map(|message| format!("{}\n", shared::message_json(message))).collect(),
+        _ => shared::whole_messages(saved)?.iter().map(|message| format!("{message}\n")).collect(),
     };
     if path.exists() && !may_replace(chat, &path)? {
         return told(chat, "nothing was written");
@@ -129,10 +129,13 @@ fn markdown(saved: &SavedSession) -> String {
     std::iter::once(model).chain(saved.messages().map(section)).collect::<Vec<_>>().join("\n")
 }
 
-/// Returns the same object as `llmctl sessions show --output json`.
+/// Returns the same object as `llmctl sessions show --output json`, with the bytes of images.
 fn whole(name: Option<&SessionName>, saved: &SavedSession) -> Result<String, CommandError> {
     let unnamed = SessionName::new("unsaved")?;
     let (_, mut object) = shared::show(name.unwrap_or(&unnamed), saved);
+    let turns = object["turns"].as_array_mut().into_iter().flatten();
+    let mut messages = turns.flat_map(|turn| turn["messages"].as_array_mut().into_iter().flatten());
+    messages.try_for_each(|message| shared::put_images(message, &saved.blobs))?;
     if name.is_none() {
         object["name"] = serde_json::Value::Null;
     }

@@ -153,11 +153,11 @@ impl Loaded {
     /// Returns what the model knows of images.
     ///
     /// # Errors
-    /// That it reads text alone, and what to do.
+    /// That it takes none, and what to do.
     pub fn vision(&self) -> Result<&VisionSpec, CommandError> {
         self.engine.spec().vision.as_deref().ok_or_else(|| {
             let name = visible(&self.texts.info.name);
-            CommandError::usage(format!("{name} reads text alone, no images")).hint(self.texts.why_blind)
+            CommandError::usage(format!("{name} takes no images")).hint(self.texts.why_blind)
         })
     }
 

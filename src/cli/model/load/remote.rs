@@ -93,6 +93,8 @@ fn prepared(
     let mut prepared = text.apply(resolved, texts, context_tokens)?;
     prepared.info.vocab_size = vocab_size;
     prepared.info.load_time = start.elapsed();
+    prepared.why_blind =
+        "--engine and --connect send tokens, and no images: load the model here, or use --endpoint";
     let Sharing { max_running, max_waiting, max_sessions, .. } = asked.sharing;
     let settings = HttpEngineSettings {
         urls: args.remote.engine.clone(),

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{find, last_use};
 use crate::cli::CommandContext;
 use crate::cli::error::{CommandError, Exit};
-use crate::cli::model::sight::Sight;
+use crate::cli::model::sight;
 use crate::cli::terminal::report::{ReportFormat, bytes, columns, print, print_json};
 use llmctl_hub::Resolved;
 use llmctl_models::load::{ImageUse, model_facts};
@@ -20,10 +20,8 @@ pub fn show(
     let resolved = find(reference, places, &config.aliases())?;
     resolved.notices.iter().for_each(|notice| terminal.note(notice));
     let mut facts = facts(&resolved)?;
-    let architecture =
-        facts.iter().find(|(name, _)| *name == "architecture").and_then(|(_, value)| value.as_str());
-    let sight = Sight::of(&resolved, architecture, ImageUse::default());
-    facts.push(("reads_images", sight.json()));
+    let seen = sight::sight(&resolved, ImageUse::default());
+    facts.push(("reads_images", sight::json(&seen)));
     let last_used = last_use::last_used_ms(resolved.source.path(), places);
     facts.push(("last_used_ms", last_used.into()));
     facts.push(("complete", true.into())); // `find` refuses a model with a missing part
@@ -47,7 +45,7 @@ pub fn show(
     ];
     rows.extend(facts.iter().map(|(name, value)| match (*name, value.as_u64()) {
         ("bytes", Some(count)) => vec!["size".to_owned(), bytes(count)],
-        ("reads_images", _) => vec!["reads images".to_owned(), sight.words()],
+        ("reads_images", _) => vec!["reads images".to_owned(), sight::words(&seen)],
         ("last_used_ms", at) => vec!["last used".to_owned(), last_use::describe(at)],
         _ => vec![name.replace('_', " "), plain(value)],
     }));
