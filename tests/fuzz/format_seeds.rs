@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::formats::{BESIDE_WEIGHTS, ENDPOINTS};
 use crate::common::gguf::{F32, GgufBuilder};
+use crate::common::stored_tensors::{StoredTensor, StoredTensors};
 
 /// The sound inputs of a target.
 pub fn seeds(target: &str) -> Vec<Vec<u8>> {
@@ -14,6 +15,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "tokenizer_file" => vec![sentencepiece(), tiktoken(), tekken()],
         "gguf_split" => vec![gguf_split()],
         "kept_panels" => vec![kept_panels()],
+        "mmproj" => vec![qwen_mmproj(), gemma_mmproj()],
         "model_folder" => {
             let files = model_folder().into_iter();
             let listed = files.filter_map(|(name, content)| {
@@ -97,7 +99,7 @@ fn field(number: u8, content: &[u8]) -> Vec<u8> {
 }
 
 /// A vocabulary of BPE with the name of its file before it.
-fn sentencepiece() -> Vec<u8> {
+pub fn sentencepiece() -> Vec<u8> {
     let piece = |(text, score, kind): &(&str, f32, u8)| {
         let fields =
             [&field(1, text.as_bytes())[..], &[2 << 3 | 5], &score.to_le_bytes(), &[3 << 3, *kind]].concat();
@@ -156,4 +158,95 @@ fn kept_panels() -> Vec<u8> {
     let checksum = crc32fast::hash(index.as_bytes());
     let end = [&448u64.to_le_bytes()[..], &checksum.to_le_bytes(), &[0; 4], b"llmctl panels 1\n"].concat();
     [&[1], &file[..], index.as_bytes(), &end].concat()
+}
+
+/// Zeros for a matrix of these rows and columns.
+fn zeros(shape: &[usize]) -> Vec<u8> {
+    vec![0; 4 * shape.iter().product::<usize>()]
+}
+
+/// A text model whose rows have four values, with tokens for images.
+pub fn seeing_text() -> Vec<u8> {
+    GgufBuilder::new()
+        .text("general.architecture", "llama")
+        .u32("llama.block_count", 1)
+        .u32("llama.embedding_length", 4)
+        .text("tokenizer.ggml.model", "gpt2")
+        .text("tokenizer.ggml.pre", "gpt-2")
+        .texts("tokenizer.ggml.tokens", &["a", "b", "ab", "<|image_pad|>", "<|image|>"])
+        .texts("tokenizer.ggml.merges", &["a b"])
+        .array("tokenizer.ggml.token_type", 5, 5, &[1_i32, 1, 1, 3, 3].map(i32::to_le_bytes).concat())
+        .tensor("token_embd.weight", &[5, 4], F32, &[0; 80])
+        .build()
+}
+
+fn mmproj_of(projector: &str, layers: u32, tensors: &[(&str, &[usize])]) -> Vec<u8> {
+    let head = GgufBuilder::new()
+        .text("general.architecture", "clip")
+        .text("clip.projector_type", projector)
+        .bool("clip.has_vision_encoder", true)
+        .u32("clip.vision.patch_size", 2)
+        .u32("clip.vision.block_count", layers)
+        .u32("clip.vision.attention.head_count", 1)
+        .u32("clip.vision.projector.scale_factor", 1);
+    let add =
+        |file: GgufBuilder, (name, shape): &(&str, &[usize])| file.tensor(name, shape, F32, &zeros(shape));
+    tensors.iter().fold(head, add).build()
+}
+
+/// A tower of the Qwen3-VL kind with one layer.
+fn qwen_mmproj() -> Vec<u8> {
+    let tensors: [(&str, &[usize]); 13] = [
+        ("v.patch_embd.weight", &[4, 3, 2, 2]),
+        ("v.patch_embd.weight.1", &[4, 3, 2, 2]),
+        ("v.position_embd.weight", &[4, 4]),
+        ("v.blk.0.ln1.weight", &[4]),
+        ("v.blk.0.attn_qkv.weight", &[12, 4]),
+        ("v.blk.0.attn_out.weight", &[4, 4]),
+        ("v.blk.0.ln2.weight", &[4]),
+        ("v.blk.0.ffn_up.weight", &[8, 4]),
+        ("v.blk.0.ffn_down.weight", &[4, 8]),
+        ("v.post_ln.weight", &[4]),
+        ("mm.0.weight", &[16, 16]),
+        ("mm.0.bias", &[16]),
+        ("mm.2.weight", &[4, 16]),
+    ];
+    mmproj_of("qwen3vl_merger", 1, &tensors)
+}
+
+/// The projector of Gemma 4 unified, which has no layers.
+fn gemma_mmproj() -> Vec<u8> {
+    let tensors: [(&str, &[usize]); 6] = [
+        ("v.patch_embd.weight", &[4, 12]),
+        ("v.patch_norm.1.weight", &[12]),
+        ("v.patch_norm.2.weight", &[4]),
+        ("v.patch_norm.3.weight", &[4]),
+        ("v.position_embd.weight", &[2, 8, 4]),
+        ("mm.input_projection.weight", &[4, 4]),
+    ];
+    mmproj_of("gemma4uv", 0, &tensors)
+}
+
+/// The weights that the configurations of `tower_config` fit: those of [`qwen_mmproj`] by their names in folders.
+pub fn tower_tensors() -> Vec<u8> {
+    let tensors: [(&str, &[usize]); 11] = [
+        ("patch_embed.proj.weight", &[4, 3, 2, 2, 2]),
+        ("pos_embed.weight", &[4, 4]),
+        ("blocks.0.norm1.weight", &[4]),
+        ("blocks.0.attn.qkv.weight", &[12, 4]),
+        ("blocks.0.attn.proj.weight", &[4, 4]),
+        ("blocks.0.norm2.weight", &[4]),
+        ("blocks.0.mlp.linear_fc1.weight", &[8, 4]),
+        ("blocks.0.mlp.linear_fc2.weight", &[4, 8]),
+        ("merger.norm.weight", &[4]),
+        ("merger.linear_fc1.weight", &[16, 16]),
+        ("merger.linear_fc2.weight", &[4, 16]),
+    ];
+    let tensor = |(name, shape): &(&str, &[usize])| StoredTensor {
+        name: format!("model.visual.{name}"),
+        dtype: "F32".to_owned(),
+        shape: shape.iter().map(|size| *size as u64).collect(),
+        bytes: zeros(shape),
+    };
+    StoredTensors(tensors.iter().map(tensor).collect()).to_bytes()
 }

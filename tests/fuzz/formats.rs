@@ -11,8 +11,10 @@ use llmctl::cli::declared_tools::Toolbox;
 use llmctl::cli::endpoint::answer::EndpointAnswer;
 use llmctl::cli::mcp::{McpConfig, parse_result, parse_tools};
 use llmctl::cli::{command, config};
+use llmctl_base::error::LoadError;
+use llmctl_engine::grammar::gbnf_to_lark;
 use llmctl_engine::http_engine::{ChunkReader, EngineKind, SseParser};
-use llmctl_hub::{FileRequest, HubPaths, ListedFile, ModelRef, ModelSource, RemoteFile, Selector};
+use llmctl_hub::{FileRequest, HubPaths, ListedFile, ModelRef, ModelSource, RemoteFile, Resolved, Selector};
 use llmctl_image::{ImageFile, ImageLimits, PixelRule, ResizeFilter, SizeRule, inspect};
 use llmctl_kernel::Dtype;
 use llmctl_kernel::memory::Arena;
@@ -20,13 +22,30 @@ use llmctl_kernel::pool::Pool;
 use llmctl_models::load::export::Imatrix;
 use llmctl_models::load::gguf::Gguf;
 use llmctl_models::load::safetensors::Safetensors;
-use llmctl_models::load::{PanelPlace, TextFiles, hf, text_task, tokenizer};
+use llmctl_models::load::{
+    CpuOptions, Device, ImageUse, KvType, LoadOptions, ModelFiles, PanelPlace, PredictionUse, TextFiles, hf,
+    text_task, tokenizer, vision,
+};
+use llmctl_models::memory::Demand;
+use llmctl_models::model::recognise::{Recognised, recognise};
 use llmctl_models::panels::{LoadedPanels, PanelStore};
 use llmctl_template::TemplateVariables;
 use serde_json::Value;
 
 use super::server::Server;
 use super::targets::{Folder, encodes, tensors};
+
+// ---- grammars
+
+/// A grammar of llama.cpp: its translation is Lark, of a size in proportion to its own.
+pub fn gbnf(data: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(data) else { return false };
+    let find_token = |name: &str| (name.len() < 9).then_some(7);
+    let Ok(lark) = gbnf_to_lark(text, &find_token) else { return false };
+    assert!(lark.starts_with("start: ") && lark.ends_with('\n'));
+    assert!(lark.len() <= 200 + 100 * text.len(), "{} bytes of {}", lark.len(), text.len());
+    true
+}
 
 // ---- pictures
 
@@ -57,6 +76,60 @@ pub fn image(data: &[u8]) -> bool {
         rule.patches(picture).expect("a size within limits").iter().map(|tile| tile.grid).collect();
     assert_eq!(made, plan.tiles.iter().map(|tile| tile.patches).collect::<Vec<_>>());
     true
+}
+
+/// An mmproj file beside a text model.
+pub fn mmproj(data: &[u8]) -> bool {
+    let folder = Folder::new();
+    folder.write("text.gguf", &super::format_seeds::seeing_text());
+    folder.write("mmproj.gguf", data);
+    let (text, tower) = (folder.0.join("text.gguf"), folder.0.join("mmproj.gguf"));
+    let resolved = Resolved::new("fuzz".to_owned(), ModelSource::Gguf(text));
+    sees(&Resolved { mmproj: Some(tower), ..resolved }, 1 << 20)
+}
+
+/// The configuration of a folder with a tower, and of how it prepares images: an object with the content of both files.
+pub fn tower_config(data: &[u8]) -> bool {
+    let Ok(files) = serde_json::from_slice::<Value>(data) else { return false };
+    let folder = Folder::new();
+    folder.write("config.json", files["config"].to_string().as_bytes());
+    folder.write("preprocessor_config.json", files["preprocessor"].to_string().as_bytes());
+    folder.write("model.safetensors", &super::format_seeds::tower_tensors());
+    folder.write("tokenizer.model", &super::format_seeds::sentencepiece()[1..]);
+    sees(&Resolved::new("fuzz".to_owned(), ModelSource::Folder(folder.0.clone())), 1 << 20)
+}
+
+/// Reads what a model sees, plans images of all sizes, estimates and loads its tower, whose weights have at most so many bytes.
+fn sees(resolved: &Resolved, most: u64) -> bool {
+    let options = LoadOptions {
+        device: Device::Cpu(CpuOptions::new(1)),
+        dtype: None,
+        quantize: None,
+        context: None,
+        kv_type: KvType::F32,
+        kv_memory: None,
+        available_memory: None,
+        packed: None,
+        prediction: PredictionUse::Never,
+        images: ImageUse::default(),
+    };
+    let read = || {
+        let files = ModelFiles::of(resolved)?;
+        let Recognised::Native(description) = recognise(files.config_reader())? else { return Ok(false) };
+        let mut notices = Vec::new();
+        let found = vision::find(&files, &description, options.images, &mut notices)?;
+        let Some(found) = found else { return Ok(false) };
+        for [width, height] in [[1, 1], [640, 480], [16_384, 82], [82, 16_384], [8192, 8192]] {
+            if let Ok(plan) = found.pixels.plan(width, height) {
+                assert!(plan.tiles.iter().all(|tile| tile.tokens.iter().all(|side| *side > 0)));
+            }
+        }
+        let demand = found.add_demand(Demand::default(), &files, &options)?;
+        assert!(demand.weights <= most, "weights are in the file");
+        let tower = found.load(&files, &options, None, &files.tokenizer()?, &mut notices)?;
+        Ok::<_, LoadError>(tower.is_some())
+    };
+    read().unwrap_or(false)
 }
 
 // ---- model files
@@ -374,7 +447,7 @@ pub fn batch_row(data: &[u8]) -> bool {
 
 /// A body for an endpoint of the server, which the first byte chooses, with the status of a sound one: the model is no embedder,
 /// and its vocabulary has no tokens for text to fill in.
-pub const ENDPOINTS: [(&str, u16); 11] = [
+pub const ENDPOINTS: [(&str, u16); 17] = [
     ("/v1/chat/completions", 200),
     ("/v1/completions", 200),
     ("/v1/messages", 200),
@@ -386,6 +459,12 @@ pub const ENDPOINTS: [(&str, u16); 11] = [
     ("/tokenize", 200),
     ("/detokenize", 200),
     ("/infill", 400),
+    ("/completion", 200),
+    ("/api/chat", 200),
+    ("/api/generate", 200),
+    ("/api/show", 200),
+    ("/api/embed", 400),
+    ("/api/pull", 403),
 ];
 
 pub fn http_api(data: &[u8]) -> bool {

@@ -26,7 +26,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
             .map(|text| [b"\x01", text.trim_end().as_bytes()].concat())
             .to_vec(),
         "kv_page" => vec![kv_page(0), kv_page(5)],
-        "chat_template" | "http_body" | "worker_line" => {
+        "chat_template" | "gbnf" | "http_body" | "ollama_body" | "worker_line" => {
             texts(target).into_iter().map(String::into_bytes).collect()
         }
         "tool_call" => tool_calls(),

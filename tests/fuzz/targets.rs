@@ -20,7 +20,7 @@ use llmctl_models::model::arch::ConfigReader;
 use llmctl_models::model::recognise::{Recognised, recognise};
 use llmctl_models::tensor::TensorSource;
 use llmctl_models::text::{Encode, HfSettings, Tokenizer};
-use llmctl_serve::wire::{Fields, Problems, message, params, shape, switches, tools};
+use llmctl_serve::wire::{Fields, Problems, message, ollama, options, params, shape, switches, tools};
 use llmctl_template::{
     ChatTemplate, Content, Conversation, Message, OutputMarkup, OutputParser, Piece, ReasoningFormat,
     RenderOptions, Role, SpecialTokens, TemplateVariables, ToolCall, ToolCallFormat, parse_answer,
@@ -43,6 +43,7 @@ pub const TARGETS: &[Target] = &[
     ("transcript", transcript),
     ("kv_page", kv_page),
     ("http_body", http_body),
+    ("ollama_body", ollama_body),
     ("worker_line", worker_line),
     ("tool_call", tool_call),
     ("imatrix", formats::imatrix),
@@ -61,6 +62,9 @@ pub const TARGETS: &[Target] = &[
     ("batch_row", formats::batch_row),
     ("http_api", formats::http_api),
     ("image", formats::image),
+    ("mmproj", formats::mmproj),
+    ("tower_config", formats::tower_config),
+    ("gbnf", formats::gbnf),
 ];
 
 /// Text that tokenizers are asked for: words, numbers, line breaks, marks, emoji, an added token.
@@ -551,6 +555,37 @@ pub fn http_body(data: &[u8]) -> bool {
     is_fine
 }
 
+/// The body of a request of Ollama's: its messages go there and back, also as a context.
+pub fn ollama_body(data: &[u8]) -> bool {
+    let Ok(body) = serde_json::from_slice::<Map<String, Value>>(data) else { return false };
+    let mut problems = Problems::new(false);
+    let mut fields = Fields::new(body, &mut problems);
+    let messages = ollama::messages(&mut fields, &|_| true).unwrap_or_default();
+    let before = ollama::context(&mut fields);
+    let (sampling, limits) =
+        options::options(&mut fields, &GivenSampling::default(), &Limits::default(), false);
+    let _ = sampling.sampling(true).validate(usize::MAX);
+    switches::ollama(&mut fields, &mut switches::Wish::default());
+    ollama::format(&mut fields, false);
+    ollama::cuts(&mut fields);
+    let _ = fields.take("keep_alive").as_ref().map(ollama::keep_alive);
+    ["model", "prompt", "system"].iter().for_each(|name| drop(fields.text(name)));
+    fields.end();
+    assert!(limits.stop.len() <= 64 || problems.check(Ok(())).is_err());
+    let is_fine = problems.check(Ok(())).is_ok();
+    if is_fine {
+        [&messages, &before].into_iter().filter(|messages| !messages.is_empty()).for_each(|it| come_back(it));
+        if let Some(context) = ollama::context_of(&messages).filter(|_| !messages.is_empty()) {
+            let mut problems = Problems::new(false);
+            let body = Map::from_iter([("context".to_owned(), context)]);
+            let read = ollama::context(&mut Fields::new(body, &mut problems));
+            let shown = |messages: &[Message]| messages.iter().map(message::message_json).collect::<Vec<_>>();
+            assert_eq!(shown(&read), shown(&messages));
+        }
+    }
+    is_fine
+}
+
 fn come_back(messages: &[Message]) {
     let sent: Vec<Value> = messages.iter().map(message::message_json).collect();
     let mut problems = Problems::default();
@@ -570,10 +605,10 @@ pub fn worker_line(data: &[u8]) -> bool {
     if let Ok(call) = call {
         let line = serde_json::to_vec(&call).expect("a call is JSON");
         assert_eq!(WorkerCall::parse(&line).ok().as_ref(), Some(&call), "{}", String::from_utf8_lossy(&line));
-        if let Op::Generate(mut generate) = call.op {
+        if let Op::Generate(generate) = call.op {
             let encode = |text: &str, _: bool| Ok(text.bytes().map(u32::from).collect());
             let no_grammar = |_: &_| Err(Error::PromptEmpty);
-            let files = KeptImages::default().files(&mut generate.images).map(|(files, _)| files);
+            let files = KeptImages::default().files(&generate.images).map(|(files, _)| files);
             let _ = generate.into_request(encode, no_grammar, files.unwrap_or_default());
         }
     }
