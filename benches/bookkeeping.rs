@@ -55,7 +55,7 @@ fn sample(bencher: Bencher<'_, '_>, name: &str) {
     let mut seed = 0;
     bencher.bench_local(|| {
         seed += 1;
-        let turn = Turn { tokens: &tokens, generated_from: SEQUENCE - 512, seed, logprobs: None, mask: None };
+        let turn = Turn { tokens: &tokens, generated_from: SEQUENCE - 512, seed, ..Turn::default() };
         sampler.sample(black_box(&logits), &sampling, &turn).expect("finite logits")
     });
 }
@@ -64,7 +64,7 @@ fn sample(bencher: Bencher<'_, '_>, name: &str) {
 fn logprobs(bencher: Bencher<'_, '_>, alternatives: usize) {
     let (logits, tokens, sampling) = (logits(), tokens(), Sampling::default());
     let mut sampler = Sampler::default();
-    let turn = Turn { tokens: &tokens, generated_from: 0, seed: 1, logprobs: Some(alternatives), mask: None };
+    let turn = Turn { tokens: &tokens, seed: 1, logprobs: Some(alternatives), ..Turn::default() };
     bencher.bench_local(|| sampler.sample(black_box(&logits), &sampling, &turn).expect("finite logits"));
 }
 

@@ -298,7 +298,7 @@ def write_mixer(tensors, block, layer):
         tensors.matrix(block + "shortconv.out_proj", hidden, hidden, layer)
         return
     queries, keys = shape["heads"] * head, shape["kv"] * head
-    if shape["arch"] in ("qwen3", "qwen3moe", "lfm2moe", "qwen35moe", "gemma4", "gemma4-assistant"):
+    if shape["arch"] in ("qwen3", "qwen3vl", "qwen3moe", "lfm2moe", "qwen35moe", "gemma4", "gemma4-assistant"):
         tensors.vector(block + "attn_q_norm", head)
         if not reads_others(shape, layer):
             tensors.vector(block + "attn_k_norm", head)
