@@ -19,6 +19,9 @@ use crate::common::prelude::*;
 /// Tokens that the end of a turn takes back at most: its last one was sampled, but is not computed yet.
 const UNCOMPUTED: usize = 1;
 
+/// A row of an image in a prompt.
+const IMAGE: &str = "<|image_pad|>";
+
 /// Tokens of a page of KV.
 const PAGE: usize = PAGE_TOKENS;
 
@@ -167,6 +170,51 @@ fn claude_code_completes_a_task() {
 #[test]
 fn codex_completes_a_task() {
     complete_a_task(&CODEX);
+}
+
+/// Lets an agent show the model the picture of its folder, and checks that it works on.
+fn show_a_picture(case: &Case, sees: bool, told: &str) {
+    let Some(desk) = Desk::of(case, sees) else { return };
+    let server = desk.server();
+    desk.ask(&server, case.ask, "one");
+    assert!(server.was_told(told), "{told}: {:?}", server.turns());
+    check_warm(&main_turns(&server.turns()));
+    server.stop();
+}
+
+/// Claude Code, which looks at the picture instead of the notes.
+const LOOKING_CLAUDE: Case = Case {
+    calls: |word| {
+        let [_, write, run] = (CLAUDE.calls)(word);
+        [("Read", json!({"file_path": "picture.png"})), write, run]
+    },
+    ..CLAUDE
+};
+
+const SHOWING_CODEX: Case = Case {
+    ask: &[
+        "exec",
+        "-i",
+        "picture.png",
+        "--skip-git-repo-check",
+        "--dangerously-bypass-approvals-and-sandbox",
+    ],
+    ..CODEX
+};
+
+#[test]
+fn claude_code_reads_a_picture() {
+    show_a_picture(&LOOKING_CLAUDE, true, IMAGE);
+}
+
+#[test]
+fn claude_code_goes_on_behind_a_picture_that_the_model_cannot_see() {
+    show_a_picture(&LOOKING_CLAUDE, false, "left out; this model reads only text");
+}
+
+#[test]
+fn codex_sends_a_picture() {
+    show_a_picture(&SHOWING_CODEX, true, IMAGE);
 }
 
 #[test]

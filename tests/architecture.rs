@@ -101,7 +101,7 @@ const SERVE_LAYERS: &[&[&str]] = &[
     &["shared"], // what all models of a server have in common
     &["sessions", "telemetry"],
     &["engines", "gate", "wire"],
-    &["error", "net", "page", "tools"],
+    &["downloads", "error", "net", "page", "tools"],
 ];
 
 /// Inside template.
@@ -199,10 +199,11 @@ impl Source {
         without_test_modules(&without_comments_and_literals(&self.text))
     }
 
-    /// True for files that are unit tests as a whole: `tests.rs`, `*_tests.rs` and those in a folder `tests`.
+    /// True for files that are unit tests as a whole: `tests.rs`, `*_tests.rs`, `fixtures.rs` and those in a folder `tests`.
     fn is_tests(&self) -> bool {
         let path = &self.path;
-        path.ends_with("/tests.rs") || path.ends_with("_tests.rs") || path.contains("/tests/")
+        ["/tests.rs", "_tests.rs", "/fixtures.rs"].iter().any(|end| path.ends_with(end))
+            || path.contains("/tests/")
     }
 }
 

@@ -156,7 +156,7 @@ const SHORT: [&str; 4] = ["--session", "s", "-n", "6"];
 fn a_model_that_reads_text_alone_refuses_images_and_takes_paths_as_text() {
     let place = Place::new();
     let mut term = Term::start(&place, &["--max-tokens", "2"]);
-    term.line("/image a.png", "reads text alone");
+    term.line("/image a.png", "takes no images");
     term.line("/image drop", "there are 0 images");
     term.leave();
 }

@@ -653,7 +653,7 @@ proptest! {
         for action in actions {
             match action {
                 Action::Submit { prompt, max_tokens, seed } => {
-                    let request = Request { sampling: seeded(seed), ..limited(&prompt, max_tokens) };
+                    let request = Request { sampling: varied(seed), ..limited(&prompt, max_tokens) };
                     submitted.push((engine.submit(request.clone()).expect("valid"), request));
                 }
                 Action::Cancel(which) if !submitted.is_empty() => {

@@ -242,6 +242,7 @@ fn sources() -> Vec<PathBuf> {
         "src/serve/wire/responses",
         "src/serve/api",
         "src/serve/api/responses",
+        "src/serve/api/ollama",
     ];
     let mut paths: Vec<PathBuf> = folders.into_iter().flat_map(files).collect();
     paths.push(root.join("src/base/sampling.rs"));

@@ -340,6 +340,29 @@ fn lark_grammars_are_kept_to_though_they_nest() {
     assert!(complete.iter().any(|text| text.contains('(')), "{complete:?}");
 }
 
+/// Characters, tokens, and text that a longer lexeme would take, with the tokens of a real vocabulary.
+#[test]
+fn gbnf_grammars_are_kept_to_and_take_what_is_theirs() {
+    let Some(fixtures) = fixtures() else { return };
+    let mut writer = Writer::new(&fixtures);
+    let sum = "root ::= term ([+*] term)*\nterm ::= num | \"(\" root \")\"\nnum ::= [1-9] [0-9]{0,3}\n";
+    let sum = GrammarSource::grammar(sum.to_owned());
+    assert!(matches!(sum, GrammarSource::Gbnf(_)));
+    let complete = (0..12).map(|seed| writer.write(&sum, seed, 160)).filter(is_complete);
+    let complete: Vec<String> = complete.map(|answer| answer.text()).collect();
+    assert!(complete.len() >= 6, "{complete:?}");
+    assert!(complete.iter().all(|text| skip_sum(text) == Some("")), "{complete:?}");
+    assert!(takes(&writer, &sum, "(1+20)*3") && !takes(&writer, &sum, "(1+)"));
+    let story = GrammarSource::grammar("root ::= \"<\" root \">\" | [a-z ]+ \"the end\"".to_owned());
+    assert!(takes(&writer, &story, "<a day in the woods the end>") && !takes(&writer, &story, "<a day>"));
+    let eos = writer.tokenizer.eos().expect("a token");
+    let name = writer.tokenizer.id_to_token(eos).expect("a name").to_owned();
+    let tokens = GrammarSource::grammar(format!("root ::= \"a\" ({name} | <[1]>)"));
+    let compiled = writer.compile(&tokens).expect("compiles");
+    let GrammarSource::Lark(lark) = compiled.source() else { panic!("{:?}", compiled.source()) };
+    assert!(lark.contains(&format!("<[{eos}]>")), "engines elsewhere get Lark: {lark}");
+}
+
 /// Whether a grammar takes the text, spelt in the tokenizer's own way.
 fn takes(writer: &Writer, source: &GrammarSource, text: &str) -> bool {
     let grammar = writer.compile(source).unwrap_or_else(|error| panic!("{error}"));

@@ -160,14 +160,36 @@ async fn the_way_tokens_are_chosen_is_honoured() {
         let reply = server.chat(FREE, body).await.ok();
         reply["choices"][0]["message"]["content"].as_str().expect("text").to_owned()
     };
+    let distinct = |text: &str| text.chars().collect::<BTreeSet<_>>().len();
     let greedy = drawn(json!({"temperature": 0})).await;
     for same in [json!({"top_k": 1}), json!({"top_p": 1e-6}), json!({"min_p": 1})] {
         assert_eq!(drawn(same.clone()).await, greedy, "{same}");
     }
     assert_ne!(drawn(json!({})).await, greedy);
     assert_eq!(drawn(json!({})).await, drawn(json!({})).await, "the seed repeats it");
+    for same in [
+        json!({"mirostat": 2, "mirostat_tau": 0, "mirostat_eta": 0}),
+        json!({"options": {"mirostat": 1, "mirostat_tau": 0, "mirostat_eta": 0}}),
+        json!({"samplers": "top_k;temp", "top_k": 1}),
+        json!({"samplers": ["min_p"], "min_p": 1, "temperature": 0}),
+    ] {
+        assert_eq!(drawn(same.clone()).await, greedy, "{same}");
+    }
+    let plain = drawn(json!({})).await;
+    for other in [
+        json!({"mirostat": 2, "mirostat_tau": 2}),
+        json!({"xtc_probability": 1, "xtc_threshold": 0.001}),
+        json!({"dynatemp_range": 2, "dynatemp_exponent": 3}),
+        json!({"samplers": [], "top_k": 1}),
+    ] {
+        let drawn = [drawn(other.clone()).await, drawn(other.clone()).await];
+        assert!(drawn[0] == drawn[1] && drawn[0] != greedy, "{other}: {drawn:?}");
+        assert!(drawn[0] != plain || other["samplers"].is_array(), "{other}: {drawn:?}");
+    }
+    let dry =
+        json!({"temperature": 0, "dry_multiplier": 90, "dry_allowed_length": 0, "dry_sequence_breakers": []});
+    assert_ne!(drawn(dry).await, greedy);
     assert_eq!(drawn(json!({"top_k": 0})).await, drawn(json!({})).await, "0 keeps all");
-    let distinct = |text: &str| text.chars().collect::<BTreeSet<_>>().len();
     let bias: Value = ["a", "b", "c"]
         .iter()
         .map(|letter| {
@@ -242,6 +264,27 @@ async fn parameters_out_of_range_are_refused() {
     }
     let reply = server.chat("hi", json!({"logprobs": true, "top_logprobs": 21})).await;
     assert_eq!(reply.error().0, 400);
+    for (wrong, says) in [
+        (json!({"samplers": ["top_k", "nope"]}), "samplers are refused: unknown sampler \"nope\""),
+        (json!({"samplers": 3}), "samplers are refused: not a list of names"),
+        (
+            json!({"dry_sequence_breakers": [""]}),
+            "dry_sequence_breakers: not up to 64 texts of 1 to 40 bytes",
+        ),
+        (json!({"mirostat": 1.5}), "mirostat: 1.5 is not a whole number"),
+        (json!({"n_probs": 21}), "n_probs is not in [0, 20]"),
+        (
+            json!({"n_probs": 2, "logprobs": true, "top_logprobs": 3}),
+            "n_probs is another name of what logprobs says",
+        ),
+    ] {
+        let reply = server.chat("hi", wrong.clone()).await;
+        let text = reply.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
+        assert!(reply.status == StatusCode::BAD_REQUEST && text.contains(says), "{wrong}: {}", reply.text);
+    }
+    let scored = server.chat("hi", json!({"n_probs": 2, "max_tokens": 1})).await.json();
+    let top = &scored["choices"][0]["logprobs"]["content"][0]["top_logprobs"];
+    assert_eq!(top.as_array().map(Vec::len), Some(2), "{scored}");
     for accepted in [
         json!({"temperature": 0}),
         json!({"temperature": 1, "seed": 0}),

@@ -17,9 +17,9 @@ async fn what_had_no_effect_is_reported_in_streams_and_completions_too() {
     }
     let lenient = Build { lenient: true, ..Build::default() }.start();
     let reply = lenient
-        .chat("hi", json!({"temprature": 1, "mirostat": 2, "na\u{e9}me, x": 1, "max_tokens": 2}))
+        .chat("hi", json!({"temprature": 1, "microstat": 2, "na\u{e9}me, x": 1, "max_tokens": 2}))
         .await;
-    assert_eq!((reply.status, ignored(&reply)), (StatusCode::OK, "mirostat, na?me??x, temprature"));
+    assert_eq!((reply.status, ignored(&reply)), (StatusCode::OK, "microstat, na?me??x, temprature"));
     let strict = server.chat("hi", json!({"temprature": 1})).await;
     assert!(strict.text.contains("--lenient"), "{}", strict.text);
 }
@@ -92,7 +92,7 @@ async fn max_tokens_is_an_upper_bound() {
     assert_eq!(two.ok()["usage"]["completion_tokens"], 2);
     let outer = server.chat("hi", json!({"options": {"num_predict": 2}, "max_tokens": 3})).await.ok();
     assert_eq!(outer["usage"]["completion_tokens"], 3, "the request's own field counts first");
-    for (options, param) in [(json!({"mirostat": 2}), "options.mirostat"), (json!({"x": 1}), "options.x")] {
+    for (options, param) in [(json!({"tfs_z": 0.5}), "options.tfs_z"), (json!({"x": 1}), "options.x")] {
         let refused = server.chat("hi", json!({"options": options})).await.error();
         assert_eq!(refused, (400, "unsupported_parameter".to_owned(), param.to_owned()));
     }
@@ -233,7 +233,8 @@ async fn what_nothing_satisfies_is_refused_before_the_first_byte() {
         json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}}),
         json!({"guided_json": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}}),
         json!({"lark": "start: start"}),
-        json!({"grammar": "root ::= \"a\""}),
+        json!({"grammar": "root ::= root"}),
+        json!({"grammar": "root ::= \"a"}),
     ] {
         for stream in [false, true] {
             let mut body = more.clone();
@@ -241,8 +242,25 @@ async fn what_nothing_satisfies_is_refused_before_the_first_byte() {
             assert_eq!(server.chat("hi", body).await.error().0, 400, "{more}");
         }
     }
-    let gbnf = server.chat("hi", json!({"grammar": "root ::= \"a\""})).await;
-    assert!(gbnf.text.contains("GBNF") && gbnf.text.contains("Lark"), "{}", gbnf.text);
+    let gbnf = server.chat("hi", json!({"grammar": "root ::= (\n \"a\" b)"})).await;
+    assert!(gbnf.text.contains("GBNF: rule root, line 2: no rule is called b"), "{}", gbnf.text);
+}
+
+async fn llama_cpp_s_grammars_are_kept_to() {
+    let server = server();
+    let gbnf = "# two words\nroot ::= word \" \" word\nword ::= [x-z]{2}";
+    for field in [
+        json!({"grammar": gbnf}),
+        json!({"guided_grammar": gbnf}),
+        json!({"structured_outputs": {"grammar": gbnf}}),
+    ] {
+        let reply = server.chat("hi", field.clone()).await.ok();
+        let text = reply["choices"][0]["message"]["content"].as_str().expect("text").to_owned();
+        let is_word = |word: &str| word.len() == 2 && word.bytes().all(|byte| (b'x'..=b'z').contains(&byte));
+        assert!(text.split(' ').count() == 2 && text.split(' ').all(is_word), "{field}: {text}");
+    }
+    let lark = server.chat("hi", json!({"lark": gbnf})).await;
+    assert_eq!(lark.error().0, 400, "`lark` is Lark alone");
 }
 
 async fn objects_are_closed_unless_the_schema_or_the_request_opens_them() {
@@ -347,6 +365,7 @@ both_kinds! {
     usage_comes_with_every_chunk,
     a_format_beside_tools_is_one_or_the_other,
     what_nothing_satisfies_is_refused_before_the_first_byte,
+    llama_cpp_s_grammars_are_kept_to,
     objects_are_closed_unless_the_schema_or_the_request_opens_them,
     older_functions_are_answered_in_their_form,
     choices_of_tools_in_other_words,

@@ -4,7 +4,7 @@
 use std::fs;
 
 use crate::common::prelude::*;
-use crate::common::server::{Reply, ask, both_kinds};
+use crate::common::server::{MODEL, Reply, ask, both_kinds};
 
 fn server() -> Server {
     let special_tokens = &["<fim_prefix>", "<fim_suffix>", "<fim_middle>"];
@@ -66,10 +66,13 @@ async fn its_routes_are_those_of_the_page() {
 }
 
 /// Columns of docs/http-fields.md, and the body of each.
-const COLUMNS: [(&str, &str); 7] = [
+const COLUMNS: [(&str, &str); 10] = [
     ("chat", "ChatCompletionRequest"),
     ("completions", "CompletionRequest"),
     ("infill", "InfillRequest"),
+    ("completion", "NativeCompletionRequest"),
+    ("api/chat", "OllamaChatRequest"),
+    ("api/generate", "OllamaGenerateRequest"),
     ("responses", "ResponseRequest"),
     ("input_tokens", "ResponseRequest"),
     ("messages", "MessageRequest"),
@@ -208,11 +211,14 @@ async fn answers_are_as_the_document_says() {
         ("/v1/messages", "MessageRequest"),
         ("/v1/messages/count_tokens", "CountTokensRequest"),
         ("/infill", "InfillRequest"),
+        ("/completion", "NativeCompletionRequest"),
+        ("/api/show", "OllamaShowRequest"),
         ("/tokenize", "TokenizeRequest"),
         ("/detokenize", "DetokenizeRequest"),
         ("/apply-template", "ApplyTemplateRequest"),
     ] {
-        let reply = server.post(path, example(body)).await;
+        let asked = if path == "/api/show" { json!({"model": MODEL}) } else { example(body) };
+        let reply = server.post(path, asked).await;
         assert_eq!(reply.status, StatusCode::OK, "{path}: {}", reply.text);
         check_reply(&document, ("post", path), &reply);
         let empty = server.post(path, json!({})).await;
@@ -224,7 +230,17 @@ async fn answers_are_as_the_document_says() {
     }
     let told = json!({"session_id": "s", "n": null});
     server.chat("Why is the sky blue?", told).await.ok();
-    for (path, body) in [("/v1/embeddings", "EmbeddingRequest"), ("/v1/rerank", "RerankRequest")] {
+    for (path, body) in [("/api/chat", "OllamaChatRequest"), ("/api/generate", "OllamaGenerateRequest")] {
+        let reply = server.post(path, example(body)).await;
+        assert_eq!(reply.status, StatusCode::OK, "{path}: {}", reply.text);
+        check_reply(&document, ("post", path), &reply);
+    }
+    for (path, body) in [
+        ("/v1/embeddings", "EmbeddingRequest"),
+        ("/v1/rerank", "RerankRequest"),
+        ("/api/embed", "OllamaEmbedRequest"),
+        ("/api/embeddings", "OllamaEmbeddingRequest"),
+    ] {
         let refused = server.post(path, example(body)).await;
         assert_eq!(refused.status, StatusCode::BAD_REQUEST, "{path}: {}", refused.text);
         check_reply(&document, ("post", path), &refused);
@@ -236,6 +252,11 @@ async fn answers_are_as_the_document_says() {
         ("/v1/models/{id}", &*model),
         ("/models/{id}", "nothing"),
         ("/props", ""),
+        ("/slots", ""),
+        ("/lora-adapters", ""),
+        ("/api/tags", ""),
+        ("/api/ps", ""),
+        ("/api/version", ""),
         ("/tokenizer_info", ""),
         ("/v1/responses/{id}", &*stored),
         ("/v1/responses/{id}", "resp_x"),

@@ -8,6 +8,7 @@ pub mod binary;
 pub mod client;
 mod connections;
 mod engine;
+mod images;
 mod page;
 #[cfg(target_os = "linux")]
 mod workers;

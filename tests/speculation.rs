@@ -564,7 +564,7 @@ proptest! {
         let compiler = letters_engine(kinds, Speculation::Off).spec().grammar_compiler(letters());
         let source = GrammarSource::Regex("([ab]{2}|some words|other things )*end".to_owned());
         let grammar = has_grammar.then(|| compiler.compile(&source).expect("compiles"));
-        let sampling = Sampling { presence_penalty: penalty as f32 * 0.5, ..seeded(seed) };
+        let sampling = Sampling { presence_penalty: penalty as f32 * 0.5, ..varied(seed) };
         let prompt: Vec<u32> = (0..prompt_len as u32).map(|n| 3 + n * n % 200).collect();
         let asked = Request { sampling, logprobs, grammar, ..limited(&prompt, max_tokens) };
         check(&asked, kinds, len);

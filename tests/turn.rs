@@ -391,6 +391,52 @@ fn a_budget_ends_reasoning_in_every_frontend() {
 }
 
 #[test]
+fn a_guard_ends_an_answer_that_repeats_itself_in_every_frontend() {
+    let place = place();
+    let expected = by_run(&place, "endless", &["--loop-guard", "16"]);
+    assert_eq!(expected.finish_reason, "repetition");
+    assert_eq!(expected.content.matches(scripted::ENDLESS.trim()).count(), 16, "{expected:?}");
+    let unguarded = by_run(&place, "endless", &["--loop-guard", "off", "--max-tokens", "40"]);
+    assert_eq!(unguarded.finish_reason, "length");
+    let row = json!({"messages": [{"role": "user", "content": "endless"}], "loop_guard": 16});
+    place.write("rows.jsonl", format!("{row}\n"));
+    let ran = place.run(&["run", "--model", "model", "--batch", "rows.jsonl"]);
+    let result: Value = serde_json::from_str(&ran.check(0, "").stdout).expect("JSON");
+    let choice = &result["response"]["body"]["choices"][0];
+    assert_eq!(of_message(&choice["message"], &choice["finish_reason"]), expected, "a batch row");
+
+    let serving = serve(place);
+    let to = |path: &str, body: Value| {
+        let address = serving.address;
+        let head = format!("POST {path} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json");
+        ask(address, &head, &body.to_string()).json()
+    };
+    let messages = json!([{"role": "user", "content": "endless"}]);
+    for guard in [json!(16), json!("16")] {
+        let body = json!({"messages": messages, "loop_guard": guard, "session_id": "s"});
+        let reply = to("/v1/chat/completions", body);
+        let choice = &reply["choices"][0];
+        assert_eq!(of_message(&choice["message"], &choice["finish_reason"]), expected, "{guard}");
+    }
+    let message = to("/v1/messages", json!({"messages": messages, "loop_guard": 16, "max_tokens": 99}));
+    assert_eq!(
+        (&message["stop_reason"], text(&message["content"][0]["text"])),
+        (&json!("max_tokens"), expected.content.clone())
+    );
+    let response = to("/v1/responses", json!({"input": "endless", "loop_guard": 16}));
+    assert_eq!(response["incomplete_details"], json!({"reason": "repetition"}), "{response}");
+    for wrong in [json!(15), json!("maybe"), json!({})] {
+        let refused = to("/v1/chat/completions", json!({"messages": messages, "loop_guard": wrong}));
+        assert_eq!(refused["error"]["param"], "loop_guard", "{refused}");
+    }
+    let place = stop(serving);
+    let saved: Value =
+        serde_json::from_str(&place.run(&["sessions", "show", "s", "--output", "json"]).check(0, "").stdout)
+            .expect("JSON");
+    assert_eq!(saved["turns"][0]["finish_reason"], "repetition", "{saved}");
+}
+
+#[test]
 fn run_and_batch_switch_and_end_reasoning() {
     let place = place();
     let off = by_run(&place, "please think", &["--think", "off"]);

@@ -486,7 +486,7 @@ fn act(engine: &mut Engine, action: Action, submitted: &mut Vec<(llmctl_engine::
             prompt.extend(more);
             let mut request = Request {
                 session: name.map(|name| named(name)),
-                sampling: Sampling { ..seeded(seed) },
+                sampling: varied(seed),
                 ..limited(&prompt, max_tokens.min(127 - prompt.len().min(126)))
             };
             // Drafts are mostly right.

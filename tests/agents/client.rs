@@ -36,11 +36,17 @@ pub struct Desk {
     is_proxied: bool,
     program: PathBuf,
     folder: TempDir,
+    sees: bool,
 }
 
 impl Desk {
     /// Returns `None`, with a note, where the agent or the fixtures are missing.
     pub fn new(case: &Case) -> Option<Self> {
+        Self::of(case, false)
+    }
+
+    /// As [`Self::new`], with a model that reads images, if it `sees`, and a picture in the agent's folder.
+    pub fn of(case: &Case, sees: bool) -> Option<Self> {
         let agent = Agent::find(case.agent).expect("a row");
         let Some(agents) = std::env::var_os("LLMCTL_TEST_AGENTS").filter(|folder| !folder.is_empty()) else {
             crate::common::skip("LLMCTL_TEST_AGENTS is not set");
@@ -56,8 +62,10 @@ impl Desk {
             std::fs::create_dir(folder.path().join(name)).expect("a folder");
         }
         std::fs::write(folder.path().join("work/notes.txt"), "Write a file and log it.\n").expect("a file");
-        let desk = Self { agent, calls: case.calls, is_proxied: case.is_proxied, program, folder };
-        write_checkpoint(&desk.path("model")).then_some(desk)
+        let picture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/images/rgba.png");
+        std::fs::copy(picture, folder.path().join("work/picture.png")).expect("a file");
+        let desk = Self { agent, calls: case.calls, is_proxied: case.is_proxied, program, folder, sees };
+        write_checkpoint(&desk.path("model"), sees).then_some(desk)
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -92,7 +100,7 @@ impl Desk {
             key: "none".to_owned(),
             model: MODEL.to_owned(),
             context_tokens: CONTEXT_TOKENS,
-            sees: false,
+            sees: self.sees,
         };
         let settings = self.agent.settings(&target, &self.path("settings"));
         settings.write().expect("files");

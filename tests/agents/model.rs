@@ -27,8 +27,9 @@ const HEADER: &str = "assistant\n";
 /// Returns the answer to a prompt's text, which ends before the answer's header.
 pub type Script = Arc<dyn Fn(&str) -> String + Send + Sync>;
 
-/// Writes the checkpoint into a folder. Returns false, with a note, without the fixtures that have tokenizer and template.
-pub fn write_checkpoint(folder: &Path) -> bool {
+/// Writes the checkpoint into a folder, with a vision tower if it `sees`. Returns false, with a note, without the fixtures that have
+/// tokenizer and template.
+pub fn write_checkpoint(folder: &Path, sees: bool) -> bool {
     let Some(fixtures) = fixtures() else { return false };
     let tokenizers = fixtures.join("tokenizers");
     for (from, to) in [
@@ -38,9 +39,30 @@ pub fn write_checkpoint(folder: &Path) -> bool {
     ] {
         std::fs::copy(tokenizers.join(from), folder.join(to)).expect("a file of the fixtures");
     }
-    std::fs::write(folder.join("config.json"), config().to_string()).expect("a file");
-    write_weights(&folder.join("model.safetensors"));
+    let seen = sees.then(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity/qwen3-vl"));
+    let config = seen.as_ref().map_or_else(config, |folder| seeing_config(folder));
+    std::fs::write(folder.join("config.json"), config.to_string()).expect("a file");
+    write_weights(&folder.join("model.safetensors"), seen.as_deref());
     true
+}
+
+/// The configuration with the tower of another checkpoint.
+fn seeing_config(of_tower: &Path) -> Value {
+    let bytes = std::fs::read(of_tower.join("config.json")).expect("a configuration");
+    let mut whole: Value = serde_json::from_slice(&bytes).expect("JSON");
+    let mut text = config();
+    text["model_type"] = "qwen3_vl_text".into();
+    text["rope_parameters"] = whole["text_config"]["rope_parameters"].clone();
+    whole["text_config"] = text;
+    for (name, id) in [
+        ("vision_start_token_id", 151_652),
+        ("vision_end_token_id", 151_653),
+        ("image_token_id", 151_655),
+        ("video_token_id", 151_656),
+    ] {
+        whole[name] = id.into();
+    }
+    whole
 }
 
 fn config() -> Value {
@@ -64,11 +86,13 @@ fn noise(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-fn write_weights(path: &Path) {
-    let layer = |name: &str| format!("model.layers.0.{name}.weight");
+/// Writes weights of noise, with the tower of another checkpoint.
+fn write_weights(path: &Path, of_tower: Option<&Path>) {
+    let model = if of_tower.is_some() { "model.language_model" } else { "model" };
+    let layer = |name: &str| format!("{model}.layers.0.{name}.weight");
     let shapes: Vec<(String, Vec<usize>)> = vec![
-        ("model.embed_tokens.weight".to_owned(), vec![VOCAB, HIDDEN]),
-        ("model.norm.weight".to_owned(), vec![HIDDEN]),
+        (format!("{model}.embed_tokens.weight"), vec![VOCAB, HIDDEN]),
+        (format!("{model}.norm.weight"), vec![HIDDEN]),
         (layer("input_layernorm"), vec![HIDDEN]),
         (layer("post_attention_layernorm"), vec![HIDDEN]),
         (layer("self_attn.q_norm"), vec![HEAD]),
@@ -89,6 +113,10 @@ fn write_weights(path: &Path) {
     let views = shapes.into_iter().zip(&bytes).map(|((name, shape), bytes)| {
         (name, TensorView::new(Dtype::F32, shape, bytes).expect("shapes and bytes agree"))
     });
+    let other = of_tower.map(|folder| std::fs::read(folder.join("model.safetensors")).expect("weights"));
+    let other = other.as_ref().map(|bytes| safetensors::SafeTensors::deserialize(bytes).expect("weights"));
+    let tower = other.iter().flat_map(|tensors| tensors.tensors());
+    let views = views.chain(tower.filter(|(name, _)| name.starts_with("model.visual.")));
     let file = safetensors::serialize(views, None::<HashMap<String, String>>).expect("a file's bytes");
     std::fs::write(path, file).expect("a file");
 }

@@ -70,7 +70,8 @@ impl AgentServer {
         let (defaults, identity) = (loaded.texts.defaults.clone(), loaded.texts.identity.clone());
         let mut chat_tokenizer = ChatTokenizer::new(loaded.texts, None);
         chat_tokenizer.set_frontend(Frontend::Http);
-        let engine = start_engine((loaded.model, None), None, chat_tokenizer.tokenizer(), config, Some(disk));
+        let engine =
+            start_engine((loaded.model, None), loaded.tower, chat_tokenizer.tokenizer(), config, Some(disk));
         let engine = engine.expect("an engine");
         let fingerprint = with_template(&identity, chat_tokenizer.template_source());
         let fingerprint = ModelFingerprint { name: MODEL.to_owned(), fingerprint, reference: None };
@@ -124,6 +125,11 @@ impl AgentServer {
         let longest = prompts.iter().map(String::len).max().unwrap_or_default();
         let first = prompts.iter().find(|prompt| prompt.len() * 2 > longest).expect("a prompt");
         self.app.model().chat_tokenizer.tokenizer().encode_chat(first).expect("a text")
+    }
+
+    /// Whether a prompt had this text.
+    pub fn was_told(&self, text: &str) -> bool {
+        self.prompts.lock().expect("no script panics").iter().any(|prompt| prompt.contains(text))
     }
 
     /// Returns the turns that have ended, in their order.

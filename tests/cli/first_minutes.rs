@@ -289,10 +289,14 @@ fn results_of_a_benchmark_are_told_from_notes_and_servers_by_address() {
 }
 
 #[test]
-fn a_grammar_of_another_kind_is_recognised() {
+fn a_grammar_of_llama_cpp_is_kept_to_and_one_that_is_wrong_is_explained() {
     let place = Place::new();
     place.write("a.gbnf", "root ::= \"yes\" | \"no\"\n");
-    place.run(&["run", "-m", "guide", "--grammar", "a.gbnf", "hi"]).check(65, "this looks like GBNF");
+    let answer = place.run(&["run", "-m", "guide", "--grammar", "a.gbnf", "hi"]).check(0, "").stdout.clone();
+    assert!(["yes\n", "no\n"].contains(&answer.as_str()), "{answer:?}");
+    place.write("b.gbnf", "root ::= \"yes\" |\n  [0-\n");
+    let refused = place.run(&["run", "-m", "guide", "--grammar", "b.gbnf", "hi"]);
+    refused.check(65, "GBNF: rule root, line 2: a class is not closed");
 }
 
 /// The lines of all helps that call llmctl, with what is joined to them.

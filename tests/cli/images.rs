@@ -88,8 +88,8 @@ fn a_model_that_reads_text_alone_says_what_to_do() {
     let dot = images.join("gradient.png").display().to_string();
     let place = Place::new();
     let blind = place.run(&["run", "--model", &model, "--no-mmproj", "--image", &dot, "q"]);
-    blind.check(2, "reads text alone").check(2, "--no-mmproj");
-    place.run(&["run", "--image", &dot, "q"]).check(2, "guide reads text alone");
+    blind.check(2, "takes no images").check(2, "--no-mmproj");
+    place.run(&["run", "--image", &dot, "q"]).check(2, "guide takes no images");
 }
 
 #[test]
@@ -144,6 +144,32 @@ fn chat_takes_images_by_command_and_by_a_dropped_path() {
         .check(0, "goes with the next message")
         .check(0, "gradient.png stays out");
     ran.check(0, "[image 1: b c.png").check(0, "taken back: \u{201c}[image: b c.png");
+}
+
+#[test]
+fn a_resumed_chat_compares_changes_and_exports_its_images() {
+    let Some((model, images)) = seeing() else { return };
+    let place = Place::new();
+    let other = Path::new(&model).with_file_name("gemma3").display().to_string();
+    let chat = |lines: &[&str]| {
+        let args = ["chat", "--model", &model, "--session", "s", "--max-tokens", "4", "--ignore-eos"];
+        finish(place.command(&args), &(lines.join("\n") + "\n"))
+    };
+    let given = format!("/image {}", images.join("gradient.png").display());
+    chat(&[&given, "what is it?"]).check(0, "[image 1: gradient.png");
+    // Another process has the image from the session alone.
+    let compare = format!("/compare {other}");
+    chat(&[&compare, "/export json s.json", "/export jsonl s.jsonl", "/export md s.md", "/retry", "/why"])
+        .check(0, "gemma3: 4 tokens")
+        .check(0, "prompt tokens were reused");
+    for (file, said) in [
+        ("s.json", "data:image/png;base64,"),
+        ("s.jsonl", "data:image/png;base64,"),
+        ("s.md", "[image: gradient.png 96x64]"),
+    ] {
+        let text = std::fs::read_to_string(place.path(file)).expect(file);
+        assert!(text.contains(said), "{file}: {text}");
+    }
 }
 
 #[test]

@@ -57,7 +57,7 @@ pub use super::{
     telling::greedy,
     toy::{
         Answer, Log, Rule, Setup, ToyModel, ToyVocabulary, counting, fed_tokens, hashing, limited,
-        num_forwards, recomputed, run_all, run_one, seeded, within,
+        num_forwards, recomputed, run_all, run_one, seeded, varied, within,
     },
     watched::Watched,
     words,

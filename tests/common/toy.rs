@@ -4,6 +4,7 @@
 
 use std::borrow::Cow;
 
+use llmctl_base::SamplerStep;
 use llmctl_engine::RequestId;
 use llmctl_models::kv::KvGroup;
 use llmctl_models::model::Logits;
@@ -339,6 +340,26 @@ pub fn seeded(seed: u64) -> Sampling {
     Sampling { temperature: 1.0, seed: Some(seed), ..Sampling::default() }
 }
 
+/// A seeded sampling with what keeps a history or a state: none, DRY, Mirostat 1 and 2, and an order with XTC and dynamic
+/// temperature.
+pub fn varied(seed: u64) -> Sampling {
+    let plain = seeded(seed);
+    let dry = Sampling { dry_multiplier: 2.0, dry_allowed_length: 1.0, ..plain.clone() };
+    match seed % 5 {
+        0 => plain,
+        1 => dry,
+        2 => Sampling { mirostat: 1.0, mirostat_tau: 3.0, mirostat_eta: 0.5, ..plain },
+        3 => Sampling { mirostat: 2.0, mirostat_tau: 3.0, mirostat_eta: 0.5, ..dry },
+        _ => Sampling {
+            samplers: Some(SamplerStep::list(["xtc", "dry", "temperature", "min_p"]).expect("known")),
+            xtc_probability: 0.5,
+            dynatemp_range: 0.5,
+            min_p: 0.05,
+            ..dry
+        },
+    }
+}
+
 /// All that a request said.
 #[derive(Debug, Clone, Default)]
 pub struct Answer {
@@ -463,11 +484,15 @@ pub fn within(session: &str, request: Request) -> Request {
 pub fn recomputed(request: &Request, vocab_size: usize, end: u32) -> Vec<u32> {
     use llmctl_engine::sample::{Sampler, Turn};
     let (mut history, generated_from) = (request.prompt.clone(), request.prompt.len());
+    let mut surprise_bound = None;
     for _ in 0..request.limits.max_tokens.expect("limited") {
         let seed = request.sampling.seed.expect("seeded");
-        let turn = Turn { tokens: &history, generated_from, seed, logprobs: None, mask: None };
+        let turn = Turn { tokens: &history, generated_from, seed, surprise_bound, ..Turn::default() };
         let logits = hashed_logits(&history, vocab_size);
-        let token = Sampler::default().sample(&logits, &request.sampling, &turn).expect("finite logits");
+        let mut sampler = Sampler::default();
+        sampler.set_vocabulary(ToyVocabulary::numbers(vocab_size));
+        let token = sampler.sample(&logits, &request.sampling, &turn).expect("finite logits");
+        surprise_bound = sampler.surprise_bound();
         if token.id == end {
             break;
         }

@@ -29,6 +29,13 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 PATIENCE_MS = 30_000
+VISION = Path(os.environ.get("LLMCTL_FIXTURES", Path(__file__).parents[2] / "../shared/fixtures")) / "vision"
+# Drops a file, given as base64 and its name, on the page.
+DROP = """([data, name]) => {
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([Uint8Array.from(atob(data), (c) => c.charCodeAt(0))], name, {type: "image/jpeg"}));
+  document.dispatchEvent(new DragEvent("drop", {dataTransfer: transfer, bubbles: true, cancelable: true}));
+}"""
 # The mark of an answer that was stopped, or that the server had ended at its limit before the stop reached it.
 STOPPED = "#log > :last-child >> text=/Stopped( at the token limit)?\\./"
 QUESTION = "How do I save a conversation?"
@@ -808,7 +815,8 @@ class Suite:
 
             def see(route):
                 listed = route.fetch().json()
-                listed["data"] = [{**model, "capabilities": ["completion", "multimodal"]} for model in listed["data"]]
+                for model in listed["data"]:
+                    model["capabilities"]["vision"] = True
                 route.fulfill(body=json.dumps(listed), content_type="application/json")
 
             page.route("**/v1/models", see)
@@ -841,6 +849,45 @@ class Suite:
             page.set_viewport_size({"width": 320, "height": 640})
             assert page.evaluate("document.documentElement.scrollWidth") <= 320, "it fits a phone"
             self.shot(page, "images")
+
+    @check
+    def a_model_that_sees_answers_again_about_a_stored_image(self):
+        model, picture = VISION / "qwen3-vl", VISION / "images" / "photo.jpg"
+        if not model.exists():
+            print(f"  skipped: no fixtures at {VISION}")
+            return
+        sent = []
+
+        def limit(route):
+            sent.append(route.request.post_data_json)
+            route.continue_(post_data=json.dumps({**sent[-1], "max_tokens": 8}))
+
+        with self.own_server("--model", str(model)) as server, self.page(server) as page:
+            page.route("**/v1/chat/completions", limit)
+            page.wait_for_selector("#attach:visible")
+            page.evaluate(DROP, [base64.b64encode(picture.read_bytes()).decode(), "photo.jpg"])
+            page.wait_for_selector("#tray img")
+            self.say(page, "What is this?")
+            self.say(page, "And now?")
+            session = page.get_attribute("#title", "title")
+            turns = lambda: server.get(f"v1/sessions/{session}?messages=true")["messages"]
+            [stored] = [part for part in turns()[0]["content"] if part["type"] == "image"]
+            self.shot(page, "seen")
+            # The bytes are gone from the page; the session has them.
+            page.reload()
+            page.wait_for_selector(".message.user .tag")
+            assert page.inner_text(".message.user .tag") == f"[image/jpeg {stored['width']}×{stored['height']}]"
+            for index, press in enumerate(["Retry", "Edit"]):
+                page.click(f".message.{'assistant' if press == 'Retry' else 'user'} .actions button:text('{press}') >> nth=0")
+                if press == "Edit":
+                    page.fill(".edit textarea", "What else?")
+                    page.press(".edit textarea", "Enter")
+                self.wait(page, "document.querySelectorAll('#log .message.assistant').length === 1")
+                self.wait_turn(page)
+                assert not page.query_selector(".message .error"), page.inner_text("#log")
+                question = turns()[0]["content"]
+                assert question[0] == stored and question[1]["text"] == ["What is this?", "What else?"][index], question
+                assert sent[-1]["messages"][0]["content"][0] == stored, "it is named and not sent"
 
     @check
     def a_stored_image_is_named(self):
