@@ -130,7 +130,7 @@ macro_rules! numbers {
             pub logit_bias: BTreeMap<u32, f32>,
             /// `None` draws a seed, which is reported so that the run can be repeated.
             pub seed: Option<u64>,
-            /// What is applied, in this order, and nothing else; `None` is the order of `sample.rs`.
+            /// The samplers that apply, in this order, and no others; `None` is the order of `sample.rs`.
             pub samplers: Option<Vec<SamplerStep>>,
             /// Texts that a repetition which DRY penalises does not go across; `None` is [`DRY_SEQUENCE_BREAKERS`].
             pub dry_sequence_breakers: Option<Vec<String>>,

@@ -29,7 +29,7 @@ pub struct PixelRule {
     pub most_tokens: Option<u32>,
 }
 
-/// What becomes of a picture of one size: its tiles, in the order in which their tokens stand in the prompt.
+/// The plan for a picture of one size: its tiles, in the order in which their tokens stand in the prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImagePlan {
     pub tiles: Vec<TilePlan>,

@@ -11,8 +11,8 @@ const MOST_PIXELS: u64 = 32 << 20;
 /// Most times that a side may be longer than the other in rules that keep the ratio ([`SizeRule::Area`]).
 const MOST_RATIO: u32 = 200;
 
-/// How a family chooses the size of a picture, and the tiles that it is cut into. A token is `patch * merge` pixels wide and
-/// high. Sides are in pixels.
+/// The rule by which a family sizes a picture and cuts it into tiles. A token is `patch * merge` pixels wide and high.
+/// Sides are in pixels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SizeRule {

@@ -116,7 +116,7 @@ fn incomplete_files_are_refused() {
     for (name, bytes, _) in samples() {
         let whole = decoded(&bytes).expect("sound");
         for end in 0..bytes.len() {
-            // What stands behind the pixels, such as a trailer or later frames, may be missing.
+            // A trailer or later frames stand behind the pixels, and may be missing.
             if let Ok(file) = decoded(&bytes[..end]) {
                 assert_eq!(file.picture, whole.picture, "{name}: {end} of {}", bytes.len());
             }

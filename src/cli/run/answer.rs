@@ -187,7 +187,7 @@ pub const WATCHED_LOOP_GUARD: LoopGuard = LoopGuard::both(LoopGuard::USUAL);
 /// Beginning of what users are told of an answer that was stopped because it repeats itself.
 pub const STUCK: &str = "stopped: the last tokens are the same text over and over (--loop-guard)";
 
-/// What users are told of reasoning that was ended because it repeats itself.
+/// The notice about reasoning that the guard ended because it repeats itself.
 pub const LOOPED: &str = "(the reasoning repeated itself and was ended; --loop-guard off lets it go on)";
 
 /// Returns whether the reader has left.

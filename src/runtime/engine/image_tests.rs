@@ -265,7 +265,7 @@ fn in_session(request: Request, name: &str) -> Request {
     Request { session: Some(named(name)), ..request }
 }
 
-/// What came of a request.
+/// The result of a request.
 #[derive(Debug)]
 struct Answer {
     ids: Vec<u32>,

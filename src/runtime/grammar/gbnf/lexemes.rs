@@ -1,4 +1,4 @@
-//! Which regular parts may be lexemes.
+//! Decides which regular parts of a grammar become lexemes.
 //!
 //! llguidance takes the longest text that one of the allowed lexemes matches. That loses a derivation if a lexeme matches a
 //! text that another one, or itself, continues with a character that may also follow. Such lexemes are split into their
