@@ -275,7 +275,7 @@ impl<'a> ListedModels<'a> {
 pub fn why_no_model(files: &[ListedFile]) -> String {
     let has = |test: &dyn Fn(&str) -> bool| files.iter().any(|file| test(&file.path));
     if has(&|path| path == "adapter_config.json" || path == "adapter_model.safetensors") {
-        "is a LoRA adapter, which llmctl does not support: use its base model, or a model with the adapter merged"
+        "is a LoRA adapter: name its base model, and give its folder to --lora"
     } else if has(&|path| path.ends_with(".gguf")) {
         "holds only companions of models (projectors, importance matrices, draft models), and no model"
     } else if has(&|path| path == "config.json") {

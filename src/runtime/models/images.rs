@@ -222,7 +222,7 @@ impl ImageRows {
     }
 }
 
-mod hex {
+pub(crate) mod hex {
     use llmctl_image::ImageHash;
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};

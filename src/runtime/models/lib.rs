@@ -4,11 +4,12 @@
 //! - [`load`]: readers of formats, checks of memory, the model; [`text`]: tokenizers; [`hints`]: of the
 //!   built-in model
 //! - [`model`]: families, the decoder that they share, encoders
-//! - [`vision`]: towers; [`images`]: what others know of them
+//! - [`vision`]: towers; [`images`], [`adapters`]: what others know of images and of LoRA adapters
 //! - [`backend`]: processors and devices; [`panels`]: packed weights; [`tensor`]: bytes of files; [`memory`]:
 //!   limits
 //! - [`kv`]: which pages hold which part of which sequence, in memory and on disk
 
+pub mod adapters;
 pub mod backend;
 pub mod hints;
 pub mod images;

@@ -2,21 +2,27 @@
 //!
 //! A row is an image's if a span covers it; its token is a placeholder, equal for all images. So two sequences are equal up to
 //! a length only if their tokens and their spans are. Spans are in ascending order and disjoint. The last one may reach beyond
-//! the tokens, if a sequence was cut within an image.
+//! the tokens, if a sequence was cut within an image. All rows of a sequence are computed with the same adapters, so sequences
+//! with other adapters have nothing in common.
 
 use std::borrow::Cow;
 
 use super::PAGE_TOKENS;
+use crate::adapters::AdapterUse;
 use crate::images::ImageSpan;
 
 /// Stands between a page's tokens and its images in the content that names the page.
 const IMAGES: u32 = u32::MAX;
+
+/// Stands in front of the adapters in the content that names a sequence's first page.
+const ADAPTERS: u32 = u32::MAX - 1;
 
 /// Tokens and images of a sequence, borrowed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Tokens<'a> {
     pub ids: &'a [u32],
     pub images: &'a [ImageSpan],
+    pub adapters: &'a [AdapterUse],
 }
 
 impl<'a> Tokens<'a> {
@@ -35,6 +41,9 @@ impl<'a> Tokens<'a> {
 
     /// Returns the length of the common prefix, which ends before the first image that differs.
     pub fn common_prefix(self, other: Tokens<'_>) -> usize {
+        if self.adapters != other.adapters {
+            return 0;
+        }
         let ids = self.ids.iter().zip(other.ids).take_while(|(a, b)| a == b).count();
         let equal = self.images.iter().zip(other.images).take_while(|(a, b)| a == b).count();
         let next = [self.images.get(equal), other.images.get(equal)].into_iter().flatten();
@@ -58,16 +67,22 @@ impl<'a> Tokens<'a> {
     }
 
     /// Returns the content of a full page: its tokens, and if it has rows of images, a mark and for each image ten words: the
-    /// offset of its first row in the page, that row's embedding, and the image's key.
+    /// offset of its first row in the page, that row's embedding, and the image's key. The first page has the adapters too.
     pub fn page(self, number: usize) -> Option<Cow<'a, [u32]>> {
         let rows = number * PAGE_TOKENS..(number + 1) * PAGE_TOKENS;
         let ids = self.ids.get(rows.clone())?;
         let first = self.images.partition_point(|span| span.rows.end <= rows.start);
         let mut spans = self.images[first..].iter().take_while(|span| span.rows.start < rows.end).peekable();
-        if spans.peek().is_none() {
+        let adapters = if number == 0 { self.adapters } else { &[] };
+        if spans.peek().is_none() && adapters.is_empty() {
             return Some(Cow::Borrowed(ids));
         }
-        let mut words = [ids, &[IMAGES]].concat();
+        let mut words = ids.to_vec();
+        if !adapters.is_empty() {
+            words.push(ADAPTERS);
+            words.extend(AdapterUse::words(adapters));
+        }
+        words.extend(spans.peek().map(|_| IMAGES));
         for span in spans {
             let row = span.rows.start.max(rows.start);
             words
@@ -80,7 +95,7 @@ impl<'a> Tokens<'a> {
 
 impl<'a> From<&'a [u32]> for Tokens<'a> {
     fn from(ids: &'a [u32]) -> Self {
-        Self { ids, images: &[] }
+        Self { ids, ..Self::default() }
     }
 }
 
@@ -98,7 +113,7 @@ impl<'a, const N: usize> From<&'a [u32; N]> for Tokens<'a> {
 
 impl<'a> From<&'a TokenBuf> for Tokens<'a> {
     fn from(tokens: &'a TokenBuf) -> Self {
-        Self { ids: &tokens.ids, images: &tokens.images }
+        Self { ids: &tokens.ids, images: &tokens.images, adapters: &tokens.adapters }
     }
 }
 
@@ -107,6 +122,8 @@ impl<'a> From<&'a TokenBuf> for Tokens<'a> {
 pub struct TokenBuf {
     pub ids: Vec<u32>,
     pub images: Vec<ImageSpan>,
+    /// Adapters with which the rows are computed.
+    pub adapters: Vec<AdapterUse>,
 }
 
 impl TokenBuf {
@@ -130,13 +147,14 @@ impl TokenBuf {
 
 impl From<Vec<u32>> for TokenBuf {
     fn from(ids: Vec<u32>) -> Self {
-        Self { ids, images: Vec::new() }
+        Self { ids, ..Self::default() }
     }
 }
 
 impl From<Tokens<'_>> for TokenBuf {
     fn from(tokens: Tokens<'_>) -> Self {
-        Self { ids: tokens.ids.to_vec(), images: tokens.images.to_vec() }
+        let Tokens { ids, images, adapters } = tokens;
+        Self { ids: ids.to_vec(), images: images.to_vec(), adapters: adapters.to_vec() }
     }
 }
 
@@ -151,7 +169,7 @@ mod tests {
     }
 
     fn sequence(len: usize, images: &[ImageSpan]) -> TokenBuf {
-        TokenBuf { ids: vec![7; len], images: images.to_vec() }
+        TokenBuf { ids: vec![7; len], images: images.to_vec(), ..TokenBuf::default() }
     }
 
     #[test]

@@ -14,6 +14,11 @@ use llmctl_kernel::Dtype;
 /// Refuses options that candle-transformers cannot honour: weights and KV are f32. KV in f16 is the default, so it is
 /// not refused.
 pub fn check(files: &ModelFiles, plan: &CandlePlan, options: &LoadOptions) -> Result<(), LoadError> {
+    if let Some(adapter) = options.adapters.first() {
+        let message =
+            format!("{} runs through candle-transformers, which takes no adapters", plan.architecture);
+        return Err(LoadError::Unsupported { path: adapter.path.clone(), message });
+    }
     let asked = match (options.quantize, options.dtype, options.kv_type) {
         (Some(dtype), _, _) => format!("weights in {}", dtype.name()),
         (None, Some(dtype), _) if dtype != Dtype::F32 => format!("weights in {}", dtype.name()),

@@ -179,6 +179,8 @@ impl DraftFiles {
         let context = description.config.context_length.min(context);
         let weight_bytes = demand(&files, &description, options, context)?.weights;
         let identity = &fingerprint::identity(&files)?;
+        // Adapters are made for the model that it drafts for.
+        let options = &LoadOptions { adapters: Vec::new(), ..options.clone() };
         let with = DecoderWith { options, workers, identity, block: None, assistant: None };
         let (model, _) = decoder(&files, description, with, context, &mut |_, _| (), notices)?;
         Ok(LoadedDraft { name: Some(name), model: Some(model), weight_bytes })

@@ -245,8 +245,16 @@ fn load_network(
         Network::Decoder { description, is_bidirectional } => {
             let Description { config, naming, .. } = *description;
             let kv_type = options.kv_type;
-            let parts =
-                DecoderParts { config, naming, source, context_length, kv_type, convert: &convert, progress };
+            let parts = DecoderParts {
+                config,
+                naming,
+                source,
+                context_length,
+                kv_type,
+                convert: &convert,
+                adapters: &[],
+                progress,
+            };
             Box::new(TextDecoder::new(Decoder::load(cpu, parts)?, is_bidirectional))
         }
     };

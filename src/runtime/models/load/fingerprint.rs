@@ -88,7 +88,7 @@ fn fingerprint_as(
 ) -> Result<Fingerprint, LoadError> {
     // Fields are listed one by one, so that a new option must be considered here. Memory and the requested context
     // only affect `context_length`; the device is in `backend`. A block that drafts changes no bit of the model's; a
-    // vision tower is a part of the keys of its images.
+    // vision tower is a part of the keys of its images, and adapters are of the names of pages.
     let LoadOptions {
         device: _,
         dtype,
@@ -100,6 +100,7 @@ fn fingerprint_as(
         packed: _,
         prediction: _,
         images: _,
+        adapters: _,
     } = options;
     let facts = json!({
         "scheme": SCHEME,

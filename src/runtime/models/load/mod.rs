@@ -5,6 +5,7 @@
 //! both alike; [`load`] combines them. Files are untrusted: sizes and offsets are checked before use, and no
 //! allocation exceeds what the file's size can justify.
 
+pub mod adapter;
 mod blocks;
 #[cfg(feature = "candle-families")]
 mod candle_models;
@@ -34,6 +35,9 @@ pub mod vision;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+pub use adapter::AdapterFile;
+use adapter::read_adapters;
 
 pub use super::backend::KvType;
 pub use super::backend::candle::{DeviceKind, open_device};
@@ -189,6 +193,7 @@ pub struct LoadOptions {
     pub packed: Option<PanelPlace>,
     pub prediction: PredictionUse,
     pub images: ImageUse,
+    pub adapters: Vec<AdapterFile>,
 }
 
 /// Whether a model reads images.
@@ -679,6 +684,7 @@ fn decoder(
         kv_type: options.kv_type,
         convert: &convert,
     });
+    let adapters = read_adapters(files, &options.adapters)?;
     let drafting = DraftingParts { block, assistant: assistant.and_then(|files| files.assistant(&convert)) };
     let parts = DecoderParts {
         config: description.config,
@@ -687,6 +693,7 @@ fn decoder(
         context_length,
         kv_type: options.kv_type,
         convert: &convert,
+        adapters: &adapters,
         progress,
     };
     let models = match options.device {
@@ -766,6 +773,7 @@ mod tests {
             available_memory: None,
             packed: None,
             prediction: PredictionUse::Never,
+            adapters: Vec::new(),
         };
         for stored in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::Q8_0] {
             for dtype in [None, Some(Dtype::F32), Some(Dtype::F16), Some(Dtype::Bf16)] {

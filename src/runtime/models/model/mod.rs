@@ -7,6 +7,7 @@ pub mod candle_models;
 pub mod config;
 pub mod decoder;
 pub mod encoder;
+pub mod low_rank;
 pub mod recognise;
 pub mod rope;
 pub mod text_head;
@@ -18,6 +19,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use super::adapters::{AdapterSpec, AdapterUse};
 use super::images::ImageRows;
 use super::kv::{KvGroup, PageRef, PageTable};
 use super::tensor::SharedBytes;
@@ -65,12 +67,14 @@ pub struct Batch<'a> {
     pub tables: &'a [&'a PageTable],
     /// Rows whose embeddings are an image's, in ascending order.
     pub images: &'a [BatchImage<'a>],
+    /// The adapters of each table's sequence; empty if none has any.
+    pub adapters: &'a [&'a [AdapterUse]],
 }
 
 impl<'a> Batch<'a> {
-    /// Returns a batch without images.
+    /// Returns a batch without images and adapters.
     pub fn new(rows: &'a [Row], tables: &'a [&'a PageTable]) -> Self {
-        Self { rows, tables, images: &[] }
+        Self { rows, tables, images: &[], adapters: &[] }
     }
 }
 
@@ -117,6 +121,9 @@ pub struct ModelSpec {
     pub groups: Vec<KvGroup>,
     /// True if a sequence can be truncated to an earlier position.
     pub can_rewind: bool,
+    /// Adapters that requests may name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<AdapterSpec>,
 }
 
 /// A text for a [`TextModel`].

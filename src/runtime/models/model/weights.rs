@@ -6,6 +6,7 @@
 use half::f16;
 
 use super::config::{Names, Naming};
+use super::low_rank::{self, Adapter, LowRank};
 use crate::tensor::{HostTensor, TensorSource};
 use llmctl_base::error::LoadError;
 use llmctl_kernel::{Dtype, quant};
@@ -17,6 +18,7 @@ pub struct WeightFile<'a> {
     /// Prefix of Hugging Face's names: `model.`, or longer for the text part of a multimodal model. In GGUF, that of names
     /// outside the layers: empty but for a block that predicts further tokens.
     prefix: String,
+    adapters: &'a [Adapter],
 }
 
 /// Prefixes of the text decoder in Hugging Face checkpoints, most common first.
@@ -39,7 +41,13 @@ impl<'a> WeightFile<'a> {
                 .ok_or_else(|| missing(&format!("model.{}.weight", naming.embedding)))?
                 .to_string(),
         };
-        Ok(Self { source, naming, prefix })
+        Ok(Self { source, naming, prefix, adapters: &[] })
+    }
+
+    /// Reads matrices with what adapters add to them.
+    #[must_use]
+    pub fn adapted(self, adapters: &'a [Adapter]) -> Self {
+        Self { adapters, ..self }
     }
 
     /// Returns the tensors of the block that predicts further tokens, which Hugging Face's files have beside the decoder's;
@@ -53,14 +61,14 @@ impl<'a> WeightFile<'a> {
             true => format!("blk.{num_layers}.nextn."),
             false => PREDICTION_PREFIX.to_owned(),
         };
-        let file = Self { source, naming, prefix };
+        let file = Self { source, naming, prefix, adapters: &[] };
         file.has_global(["fc", "eh_proj"]).then_some(file)
     }
 
     /// Returns the tensors of an assistant that join it to its model, which stand beside the decoder's.
     pub fn of_assistant(source: &'a dyn TensorSource, naming: &'a Naming) -> Self {
         let prefix = if naming.gguf { ASSISTANT_PREFIX } else { "" };
-        Self { source, naming, prefix: prefix.to_owned() }
+        Self { source, naming, prefix: prefix.to_owned(), adapters: &[] }
     }
 
     /// Lists the tensors of a file of [`Self::of_prediction`], as [`Self::decoder_tensors`] does.
@@ -81,6 +89,10 @@ impl<'a> WeightFile<'a> {
                 || !self.naming.gguf && name.starts_with(PREDICTION_PREFIX)
         };
         self.source.names().iter().any(|name| is_of_one(name))
+    }
+
+    pub fn adapters(&self) -> &[Adapter] {
+        self.adapters
     }
 
     /// Returns the prefix of Hugging Face's names, e.g. `model.`.
@@ -159,7 +171,7 @@ impl<'a> WeightFile<'a> {
     pub fn embedding(&self, vocab: usize, hidden: usize) -> Result<Linear, LoadError> {
         let name = self.global_name(&format!("{}.weight", self.naming.embedding), "token_embd.weight");
         let weight = self.find(&name, &[vocab, hidden])?.ok_or_else(|| missing(&name))?;
-        Ok(Linear { name, weight, bias: None })
+        Ok(Linear::new(name, weight, None))
     }
 
     /// Reads the output matrix, `[vocab, hidden]`; `None` if it is the embedding table.
@@ -173,7 +185,7 @@ impl<'a> WeightFile<'a> {
         };
         for name in names {
             if let Some(weight) = self.find(name, &[vocab, hidden])? {
-                return Ok(Some(Linear { name: (*name).to_owned(), weight, bias: None }));
+                return Ok(Some(Linear::new(*name, weight, None)));
             }
         }
         if self.naming.tied == Some(false) { Err(missing(names[0])) } else { Ok(None) }
@@ -216,7 +228,8 @@ impl<'a> WeightFile<'a> {
     fn optional_linear(&self, name: &str, [rows, cols]: [usize; 2]) -> Result<Option<Linear>, LoadError> {
         let Some(weight) = self.find(&format!("{name}.weight"), &[rows, cols])? else { return Ok(None) };
         let bias = self.find(&format!("{name}.bias"), &[rows])?.map(|bias| to_f32(&bias));
-        Ok(Some(Linear { name: format!("{name}.weight"), weight, bias }))
+        let adapters = low_rank::find(self.adapters, name, &[rows, cols], None)?;
+        Ok(Some(Linear { adapters, ..Linear::new(format!("{name}.weight"), weight, bias) }))
     }
 
     pub fn has_linear(&self, layer: usize, names: [&str; 2]) -> bool {
@@ -377,8 +390,57 @@ impl<'a> WeightFile<'a> {
         is_gated: bool,
     ) -> Result<Vec<ExpertLinears>, LoadError> {
         let name = self.layer_name(layer, names);
+        let mut experts = self.stored_experts(&name, count, [inner, hidden], is_gated)?;
+        if !self.naming.gguf && !self.adapters.is_empty() {
+            self.adapt_experts(&name, &mut experts)?;
+        }
+        Ok(experts)
+    }
+
+    /// Adds what adapters add to experts that are stored in another form than that for which the adapters were made: a module for
+    /// each expert, or one tensor of all.
+    fn adapt_experts(&self, name: &str, experts: &mut [ExpertLinears]) -> Result<(), LoadError> {
+        let count = experts.len();
+        let [both_name, down_name] = self.naming.parts.expert_stacks;
+        for (index, ExpertLinears { gate, up, down }) in experts.iter_mut().enumerate() {
+            let stacked = |part: &str, [rows, cols]: [usize; 2]| {
+                low_rank::find(self.adapters, &format!("{name}.{part}"), &[count, rows, cols], Some(index))
+            };
+            let [(inner, hidden), down_shape] = [&*up, &*down].map(|linear| linear.weight.rows_cols());
+            if let Some(gate) = gate.as_mut().filter(|gate| gate.adapters.is_empty()) {
+                let both = stacked(both_name, [2 * inner, hidden])?;
+                let rows = |start: usize| {
+                    let mut part = both.clone();
+                    part.iter_mut()
+                        .for_each(|of| of.matrices.up = of.matrices.up.slice_rows(start, start + inner));
+                    part
+                };
+                (gate.adapters, up.adapters) = (rows(0), rows(inner));
+            }
+            if down.adapters.is_empty() {
+                down.adapters = stacked(down_name, down_shape.into())?;
+            }
+            let parts = [gate.as_mut(), Some(up), Some(down)];
+            for (part, linear) in self.naming.parts.expert_mlp.iter().zip(parts) {
+                if let Some(linear) = linear.filter(|linear| linear.adapters.is_empty()) {
+                    let shape = &linear.weight.shape;
+                    let module = format!("{name}.{index}.{part}");
+                    linear.adapters = low_rank::find(self.adapters, &module, shape, None)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn stored_experts(
+        &self,
+        name: &str,
+        count: usize,
+        [inner, hidden]: [usize; 2],
+        is_gated: bool,
+    ) -> Result<Vec<ExpertLinears>, LoadError> {
         if self.naming.alternating_experts {
-            return self.alternating_experts(&name, count, [inner, hidden]);
+            return self.alternating_experts(name, count, [inner, hidden]);
         }
         let has = |name: &str| self.source.describe(name).is_some();
         let [both, gate, up, down] = if self.naming.gguf {
@@ -391,7 +453,7 @@ impl<'a> WeightFile<'a> {
             return self.experts_with_gates_beside([&both, &down], count, [inner, hidden]);
         }
         if !has(&up) {
-            return self.expert_modules(&name, count, [inner, hidden], is_gated);
+            return self.expert_modules(name, count, [inner, hidden], is_gated);
         }
         let gates = match is_gated {
             true => self.stack(&gate, [count, inner, hidden])?.into_iter().map(Some).collect(),
@@ -493,9 +555,14 @@ impl<'a> WeightFile<'a> {
     /// Splits a tensor `[count, rows, cols]` into matrices, with the biases of the same name if there are some.
     fn stack(&self, name: &str, [count, rows, cols]: [usize; 3]) -> Result<Vec<Linear>, LoadError> {
         let all = self.find(name, &[count, rows, cols])?.ok_or_else(|| missing(name))?;
-        let matrix = |index| Linear { name: name.to_owned(), weight: all.slice_outer(index), bias: None };
-        let matrices = (0..count).map(matrix).collect();
-        match name.strip_suffix(".weight") {
+        let stem = name.strip_suffix(".weight");
+        let matrix = |index| {
+            let adapters =
+                low_rank::find(self.adapters, stem.unwrap_or(name), &[count, rows, cols], Some(index))?;
+            Ok(Linear { adapters, ..Linear::new(name, all.slice_outer(index), None) })
+        };
+        let matrices = (0..count).map(matrix).collect::<Result<_, _>>()?;
+        match stem {
             Some(stem) => self.with_biases(matrices, &format!("{stem}.bias"), rows),
             None => Ok(matrices),
         }
@@ -536,12 +603,27 @@ pub struct Linear {
     pub name: String,
     pub weight: HostTensor,
     pub bias: Option<Vec<f32>>,
+    /// What adapters add to it.
+    pub adapters: Vec<LowRank>,
 }
 
 impl Linear {
+    /// Returns a matrix without adapters.
+    pub fn new(name: impl Into<String>, weight: HostTensor, bias: Option<Vec<f32>>) -> Linear {
+        Linear { name: name.into(), weight, bias, adapters: Vec::new() }
+    }
+
     pub fn slice_rows(&self, start: usize, end: usize) -> Linear {
         let bias = self.bias.as_ref().map(|bias| bias[start..end].to_vec());
-        Linear { name: self.name.clone(), weight: self.weight.slice_rows(start, end), bias }
+        let adapters = self.adapters_with(|up| up.slice_rows(start, end));
+        Linear { adapters, ..Linear::new(&*self.name, self.weight.slice_rows(start, end), bias) }
+    }
+
+    /// Returns the adapters with other rows: each output is a row of an adapter's second matrix.
+    fn adapters_with(&self, rows: impl Fn(&HostTensor) -> HostTensor) -> Vec<LowRank> {
+        let mut adapters = self.adapters.clone();
+        adapters.iter_mut().for_each(|adapter| adapter.matrices.up = rows(&adapter.matrices.up));
+        adapters
     }
 
     /// Reorders the rows of rotary pairs that are stored side by side to half-split order.
@@ -561,17 +643,10 @@ impl Linear {
 
     /// Returns some of the rows, in the given order.
     pub fn gather_rows(&self, rows: impl Iterator<Item = usize> + Clone) -> Linear {
-        let (_, cols) = self.weight.rows_cols();
-        let row_bytes =
-            self.weight.dtype.row_bytes(cols).expect("the loader checked that rows are whole blocks");
-        let mut bytes = Vec::with_capacity(rows.size_hint().0 * row_bytes);
-        for row in rows.clone() {
-            bytes.extend_from_slice(&self.weight.bytes[row * row_bytes..(row + 1) * row_bytes]);
-        }
-        let shape = vec![bytes.len() / row_bytes, cols];
-        let weight = HostTensor { dtype: self.weight.dtype, shape, bytes: bytes.into() };
+        let weight = gather(&self.weight, rows.clone());
+        let adapters = self.adapters_with(|up| gather(up, rows.clone()));
         let bias = self.bias.as_ref().map(|bias| rows.map(|row| bias[row]).collect());
-        Linear { name: self.name.clone(), weight, bias }
+        Linear { adapters, ..Linear::new(&*self.name, weight, bias) }
     }
 
     /// Transposes `[in, out]` to `[out, in]`. Block-quantised values become F16: their blocks lie along rows.
@@ -588,7 +663,7 @@ impl Linear {
             }
         }
         let weight = HostTensor { dtype: self.weight.dtype, shape: vec![cols, rows], bytes: bytes.into() };
-        Linear { name: self.name.clone(), weight, bias: self.bias.clone() }
+        Linear { weight, ..self.clone() }
     }
 }
 
@@ -599,8 +674,19 @@ impl Linear {
         let halves = to_f32(&self.weight).into_iter().map(f16::from_f32);
         let bytes: Vec<u8> = halves.flat_map(f16::to_le_bytes).collect();
         let weight = HostTensor { dtype: Dtype::F16, shape: vec![rows, cols], bytes: bytes.into() };
-        Linear { name: self.name.clone(), weight, bias: self.bias.clone() }
+        Linear { weight, ..self.clone() }
     }
+}
+
+/// Returns some of a matrix's rows, in the given order.
+fn gather(matrix: &HostTensor, rows: impl Iterator<Item = usize>) -> HostTensor {
+    let (_, cols) = matrix.rows_cols();
+    let row_bytes = matrix.dtype.row_bytes(cols).expect("the loader checked that rows are whole blocks");
+    let mut bytes = Vec::with_capacity(rows.size_hint().0 * row_bytes);
+    for row in rows {
+        bytes.extend_from_slice(&matrix.bytes[row * row_bytes..(row + 1) * row_bytes]);
+    }
+    HostTensor { dtype: matrix.dtype, shape: vec![bytes.len() / row_bytes, cols], bytes: bytes.into() }
 }
 
 /// Converts a small tensor's values to f32.
@@ -629,7 +715,7 @@ mod tests {
         let stored = [0.0f32, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0];
         let bytes: Vec<u8> = stored.iter().flat_map(|value| value.to_le_bytes()).collect();
         let weight = HostTensor { dtype: Dtype::F32, shape: vec![8, 1], bytes: bytes.into() };
-        let linear = Linear { name: "q".into(), weight, bias: Some(stored.to_vec()) };
+        let linear = Linear::new("q", weight, Some(stored.to_vec()));
         let expected: Vec<f32> = (0..8).map(|row| row as f32).collect();
         let whole = linear.clone().deinterleave(4, 4);
         assert_eq!(to_f32(&whole.weight), expected);

@@ -103,6 +103,7 @@ fn loaded(resolved: Resolved, threads: usize, isa: Isa) -> Box<dyn Model> {
         packed: None,
         prediction: PredictionUse::Never,
         images: ImageUse::default(),
+        adapters: Vec::new(),
     };
     load::load(&resolved, &options, &mut |_, _| ()).unwrap().model
 }
@@ -191,7 +192,12 @@ impl Prompt {
                 extend(model, &mut company, 1);
                 rows.push(Row::known(7, company.len() - 1, 1, true));
             }
-            let batch = Batch { rows: &rows, tables: &[&table, &company], images: &self.images(&step) };
+            let batch = Batch {
+                rows: &rows,
+                tables: &[&table, &company],
+                images: &self.images(&step),
+                adapters: &[],
+            };
             let computed = model.forward(&batch).unwrap();
             let wanted = rows.iter().filter(|row| row.wants_logits).enumerate();
             for (index, row) in wanted.filter(|(_, row)| row.sequence == 0) {
@@ -291,7 +297,7 @@ fn images_that_do_not_fit_are_refused() {
     let width = prompts(&folder).iter().map(|prompt| prompt.rows.width).max().unwrap();
     let mut refused = |embeddings: &ImageRows, rows_of_image: Range<usize>, first| {
         let images = [BatchImage { rows: rows_of_image, embeddings, first }];
-        model.forward(&Batch { rows: &rows, tables: &[&table], images: &images }).is_err()
+        model.forward(&Batch { rows: &rows, tables: &[&table], images: &images, adapters: &[] }).is_err()
     };
     assert!(!refused(&image(width, 2), 1..3, 0));
     assert!(refused(&image(width + 1, 2), 1..3, 0), "another width");

@@ -126,7 +126,7 @@ impl<'a> TowerFile<'a> {
         }
         let weight = HostTensor { shape: vec![rows, cols], ..weight };
         let bias = self.sized(&format!("{name}.bias"), rows)?.map(|bias| to_f32(&bias));
-        Ok(Linear { name: found_name, weight, bias })
+        Ok(Linear::new(found_name, weight, bias))
     }
 
     /// Converts a matrix and gives it the form in which it is multiplied.

@@ -155,6 +155,6 @@ fn interleaved(name: &str, stored: HostTensor, head_dim: usize) -> HostTensor {
     };
     let cols = shape.get(1).copied().unwrap_or(1);
     let matrix = HostTensor { shape: vec![rows, cols], ..stored };
-    let linear = Linear { name: name.to_owned(), weight: matrix, bias: None };
+    let linear = Linear::new(name, matrix, None);
     HostTensor { shape, ..linear.gather_rows((0..rows).map(source_row)).weight }
 }

@@ -48,6 +48,7 @@ fn options() -> LoadOptions {
         packed: None,
         prediction: PredictionUse::Never,
         images: ImageUse::default(),
+        adapters: Vec::new(),
     }
 }
 

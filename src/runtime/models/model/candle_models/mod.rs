@@ -175,6 +175,7 @@ impl CandlePlan {
             context_length,
             groups: vec![self.group()],
             can_rewind: false,
+            adapters: Vec::new(),
         };
         let threads = cpu.map(Threads::new).transpose()?;
         let source = ModelParts { begin, prefill: self.prefill, device };

@@ -126,7 +126,7 @@ impl<B: Backend> Decoder<B> {
 impl<B: Backend> Assistant<B> {
     /// Prepares the buffers for rows of which each sees the rows of its table up to its position, and stands behind them.
     fn turn_to(&mut self, backend: &B, batch: &Batch<'_>) -> Result<()> {
-        self.step.turn_to(backend, &[], batch)?;
+        self.step.turn_to(backend, (&[], &[]), batch)?;
         self.step.positions.iter_mut().for_each(|position| *position += 1);
         self.step.numbers.iter_mut().flatten().for_each(|number| *number += 1);
         self.step.fill_angles(backend, &self.ropes)

@@ -30,6 +30,21 @@ struct KeysAndValues<B: Backend> {
     v_norm: Option<B::Vector>,
 }
 
+impl<B: Backend> KeysAndValues<B> {
+    /// Adds what adapters add to the projected keys and values.
+    fn adapt(
+        &self,
+        backend: &B,
+        step: &StepBuffers<B>,
+        input: &B::Buffer,
+        LayerBuffers { k, v, adapters, .. }: &mut LayerBuffers<B>,
+    ) -> Result<()> {
+        self.k.adapt(backend, &step.adapted, input, adapters, k)?;
+        let to_v = self.v.as_ref();
+        to_v.map_or(Ok(()), |to_v| to_v.adapt(backend, &step.adapted, input, adapters, v))
+    }
+}
+
 impl<B: Backend> Attention<B> {
     /// # Errors
     /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
@@ -42,6 +57,8 @@ impl<B: Backend> Attention<B> {
         let q_width = config.num_heads * config.head_dim;
         let [q_len, _] = normed_lens(config);
         let Projections { q, output_gate, kv } = load_projections(loader, config)?;
+        let output = loader.naming.parts.attention_output;
+        let output = loader.file.linear(loader.layer, output, [loader.hidden, q_width])?;
         let sinks = || loader.values(["self_attn.sinks", "attn_sinks.weight"], config.num_heads);
         Ok(Self {
             config: config.clone(),
@@ -52,7 +69,7 @@ impl<B: Backend> Attention<B> {
             q_norm: q_len.map(|len| loader.norm(loader.naming.norms.qk[0], len)).transpose()?,
             kv,
             sinks: config.has_sinks.then(sinks).transpose()?,
-            output: loader.linear(loader.naming.parts.attention_output, [loader.hidden, q_width])?,
+            output: loader.adapted(output)?,
         })
     }
 
@@ -65,13 +82,13 @@ impl<B: Backend> Attention<B> {
     ) -> Result<()> {
         let (backend, config) = (context.backend, &self.config);
         let own = self.kv.as_ref().filter(|_| !context.is_stored);
-        self.project(backend, own, input, context.work)?;
+        self.project(context, own, input)?;
         if let Some(kv) = own {
             self.finish_keys_and_values(kv, context)?;
         }
         self.finish_queries(context)?;
         let LayerContext { step, kv, work, .. } = context;
-        let LayerBuffers { q, k, v, mixed, gate, .. } = &mut **work;
+        let LayerBuffers { q, k, v, mixed, gate, adapters, .. } = &mut **work;
         let spans = &step.spans[self.store.group];
         let rule = ScoreRule { scale: config.scale, softcap: config.softcap };
         if let Some(texts) = &step.texts {
@@ -95,20 +112,24 @@ impl<B: Backend> Attention<B> {
         }
         if let Some(output_gate) = &self.output_gate {
             output_gate.apply(backend, input, gate)?;
+            output_gate.adapt(backend, &step.adapted, input, adapters, gate)?;
             backend.gated(Activation::Sigmoid, gate, mixed)?;
             std::mem::swap(gate, mixed);
         }
-        self.output.apply(backend, mixed, out)
+        self.output.apply(backend, mixed, out)?;
+        self.output.adapt(backend, &step.adapted, mixed, adapters, out)
     }
 
     /// Stores the keys and values of all rows, without attention. Returns false if they are another layer's.
     pub fn store(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer) -> Result<bool> {
         let Some(kv) = &self.kv else { return Ok(false) };
-        let LayerBuffers { k, v, .. } = context.work;
+        let LayerContext { backend, step, work, .. } = context;
+        let LayerBuffers { k, v, .. } = &mut **work;
         match &kv.v {
-            None => kv.k.apply(context.backend, input, k)?,
-            Some(to_v) => context.backend.matmul_each(input, &mut [kv.k.onto(k), to_v.onto(v)])?,
+            None => kv.k.apply(*backend, input, k)?,
+            Some(to_v) => backend.matmul_each(input, &mut [kv.k.onto(k), to_v.onto(v)])?,
         }
+        kv.adapt(*backend, step, input, work)?;
         self.finish_keys_and_values(kv, context)?;
         let LayerContext { backend, step, kv, work, .. } = context;
         let LayerBuffers { k, v, .. } = &**work;
@@ -119,20 +140,23 @@ impl<B: Backend> Attention<B> {
     /// Computes q, and k and v of `own`, as the projections give them.
     fn project(
         &self,
-        backend: &B,
+        LayerContext { backend, step, work, .. }: &mut LayerContext<'_, B>,
         own: Option<&KeysAndValues<B>>,
         input: &B::Buffer,
-        LayerBuffers { q, k, v, .. }: &mut LayerBuffers<B>,
     ) -> Result<()> {
+        let LayerBuffers { q, k, v, .. } = &mut **work;
         match own {
-            None => self.q.apply(backend, input, q),
+            None => self.q.apply(*backend, input, q)?,
             Some(KeysAndValues { k: to_k, v: None, .. }) => {
-                backend.matmul_each(input, &mut [self.q.onto(q), to_k.onto(k)])
+                backend.matmul_each(input, &mut [self.q.onto(q), to_k.onto(k)])?;
             }
             Some(KeysAndValues { k: to_k, v: Some(to_v), .. }) => {
-                backend.matmul_each(input, &mut [self.q.onto(q), to_k.onto(k), to_v.onto(v)])
+                backend.matmul_each(input, &mut [self.q.onto(q), to_k.onto(k), to_v.onto(v)])?;
             }
         }
+        let LayerBuffers { q, adapters, .. } = &mut **work;
+        self.q.adapt(*backend, &step.adapted, input, adapters, q)?;
+        own.map_or(Ok(()), |own| own.adapt(*backend, step, input, work))
     }
 
     /// Normalises and rotates projected keys, and normalises values.
@@ -256,7 +280,7 @@ fn load_projections<B: Backend>(
 ) -> Result<Projections<B>, LoadError> {
     let (q, kv) = read_qkv(loader, config)?;
     let Some((k, v)) = kv else {
-        return Ok(Projections { q: loader.projection(q)?, output_gate: None, kv: None });
+        return Ok(Projections { q: loader.adapted(q)?, output_gate: None, kv: None });
     };
     let (q, k) = match loader.naming.interleaved_qk {
         true => {
@@ -268,19 +292,19 @@ fn load_projections<B: Backend>(
     let (q, output_gate) = match config.has_output_gate {
         true => {
             let [q, gate] = split_output_gate(&q, config);
-            (q, Some(loader.projection(gate)?))
+            (q, Some(loader.adapted(gate)?))
         }
         false => (q, None),
     };
     let [_, k_len] = normed_lens(config);
     let ones = |_| loader.backend.vector(vec![1.0; config.head_dim]);
     let kv = KeysAndValues {
-        k: loader.projection(k)?,
+        k: loader.adapted(k)?,
         k_norm: k_len.map(|len| loader.norm(loader.naming.norms.qk[1], len)).transpose()?,
         v_norm: (config.value_norm || v.is_none()).then_some(()).map(ones).transpose()?,
-        v: v.map(|v| loader.projection(v)).transpose()?,
+        v: v.map(|v| loader.adapted(v)).transpose()?,
     };
-    Ok(Projections { q: loader.projection(q)?, output_gate, kv: Some(kv) })
+    Ok(Projections { q: loader.adapted(q)?, output_gate, kv: Some(kv) })
 }
 
 /// Returns the number of values over which q and k are normalised, if they are.

@@ -3,13 +3,96 @@
 
 use super::StepBuffers;
 use super::routing::Routing;
+use crate::adapters::{AdapterSpec, AdapterUse};
 use crate::backend::{Backend, Product};
+use crate::model::{Batch, Row};
 use llmctl_base::error::{Error, Result};
 
 /// A product with a matrix, and its optional bias.
 pub struct Projection<B: Backend> {
     pub weight: B::Weight,
     pub bias: Option<B::Vector>,
+    pub adapters: Vec<AdapterProduct<B>>,
+}
+
+/// What an adapter adds to a product; see [`crate::model::low_rank`].
+pub struct AdapterProduct<B: Backend> {
+    /// Index of the adapter.
+    pub adapter: usize,
+    pub down: B::Weight,
+    pub up: B::Weight,
+    pub factor: f32,
+}
+
+/// The rows of a step, or of a part of it, that adapters change.
+#[derive(Debug, Default, Clone)]
+pub struct AdaptedRows(Vec<RowsOfAdapter>);
+
+/// Rows that one adapter changes, in ascending order.
+#[derive(Debug, Clone)]
+struct RowsOfAdapter {
+    adapter: usize,
+    rows: Vec<usize>,
+    scales: Vec<f32>,
+}
+
+impl AdaptedRows {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Finds the rows of a step, of `adapters` in the decoder's order.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] for an adapter that is not loaded.
+    pub fn find(&mut self, batch: &Batch<'_>, adapters: &[AdapterSpec]) -> Result<()> {
+        self.0.clear();
+        for (row, Row { sequence, .. }) in batch.rows.iter().enumerate() {
+            for AdapterUse { key, scale } in batch.adapters.get(*sequence).copied().unwrap_or_default() {
+                let index = adapters.iter().position(|adapter| adapter.key == *key);
+                let adapter =
+                    index.ok_or_else(|| Error::Backend(format!("adapter {key:?} is not loaded")))?;
+                let of = match self.0.iter_mut().find(|known| known.adapter == adapter) {
+                    Some(known) => known,
+                    None => {
+                        self.0.push(RowsOfAdapter { adapter, rows: Vec::new(), scales: Vec::new() });
+                        self.0.last_mut().expect("was pushed")
+                    }
+                };
+                of.rows.push(row);
+                of.scales.push(*scale);
+            }
+        }
+        // So that what a row gets does not depend on the rows before it.
+        self.0.sort_by_key(|of| of.adapter);
+        Ok(())
+    }
+
+    /// Returns the same of some of the rows, which are numbered anew; `rows` are in ascending order.
+    pub fn within(&self, rows: &[usize]) -> Self {
+        let within = |of: &RowsOfAdapter| {
+            let pairs = of.rows.iter().zip(&of.scales);
+            let kept = pairs.filter_map(|(row, scale)| Some((rows.binary_search(row).ok()?, *scale)));
+            let (rows, scales): (Vec<usize>, Vec<f32>) = kept.unzip();
+            RowsOfAdapter { adapter: of.adapter, rows, scales }
+        };
+        Self(self.0.iter().map(within).filter(|of| !of.rows.is_empty()).collect())
+    }
+}
+
+/// Memory for the products of adapters.
+pub struct AdapterBuffers<B: Backend> {
+    input: B::Buffer,
+    inner: B::Buffer,
+    output: B::Buffer,
+    scales: Vec<f32>,
+}
+
+impl<B: Backend> AdapterBuffers<B> {
+    fn new(backend: &B) -> Self {
+        let [input, inner, output] = [(); 3].map(|()| backend.buffer());
+        Self { input, inner, output, scales: Vec::new() }
+    }
 }
 
 impl<B: Backend> Projection<B> {
@@ -19,6 +102,28 @@ impl<B: Backend> Projection<B> {
 
     pub fn apply(&self, backend: &B, x: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
         backend.matmul(x, &self.weight, self.bias.as_ref(), out)
+    }
+
+    /// Adds to `out`, the product of `x`, what adapters add to `rows` of it.
+    pub fn adapt(
+        &self,
+        backend: &B,
+        rows: &AdaptedRows,
+        x: &B::Buffer,
+        space: &mut AdapterBuffers<B>,
+        out: &mut B::Buffer,
+    ) -> Result<()> {
+        for RowsOfAdapter { adapter, rows, scales } in &rows.0 {
+            for product in self.adapters.iter().filter(|product| product.adapter == *adapter) {
+                backend.select_rows(x, rows, &mut space.input)?;
+                backend.matmul(&space.input, &product.down, None, &mut space.inner)?;
+                backend.matmul(&space.inner, &product.up, None, &mut space.output)?;
+                space.scales.clear();
+                space.scales.extend(scales.iter().map(|scale| scale * product.factor));
+                backend.add_rows(out, &space.output, rows, &space.scales)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -83,6 +188,7 @@ pub struct LayerBuffers<B: Backend> {
     pub routing: Routing,
     /// Factors of the rows' queries.
     pub factors: Vec<f32>,
+    pub adapters: AdapterBuffers<B>,
 }
 
 impl<B: Backend> LayerBuffers<B> {
@@ -100,6 +206,7 @@ impl<B: Backend> LayerBuffers<B> {
             scores: buffer(),
             routing: Routing::default(),
             factors: Vec::new(),
+            adapters: AdapterBuffers::new(backend),
         }
     }
 }

@@ -4,7 +4,7 @@
 //! computes together, but a product computes each row on its own, and the results of a row's experts are
 //! added in the order of the experts' numbers.
 
-use super::buffers::{LayerBuffers, LayerContext, Projection};
+use super::buffers::{AdaptedRows, AdapterBuffers, LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
 use super::routing::{Routing, Visitors};
 use crate::backend::{Backend, GatedNetwork, WeightedRows};
@@ -53,9 +53,13 @@ impl<B: Backend> FeedForward<B> {
         residual: &B::Buffer,
         out: &mut B::Buffer,
     ) -> Result<()> {
-        let (backend, num_rows, work) = (context.backend, context.step.tokens.len(), &mut *context.work);
+        let LayerContext { backend, step, work, .. } = context;
+        let (backend, num_rows, adapted) = (*backend, step.tokens.len(), &step.adapted);
         match &self.dense {
-            Some(dense) => dense.apply(backend, input, [&mut work.gate, &mut work.up], out)?,
+            Some(dense) => {
+                let LayerBuffers { gate, up, adapters, .. } = &mut **work;
+                dense.apply(backend, input, (adapted, adapters), [gate, up], out)?;
+            }
             None => backend.zeros(num_rows, self.hidden, out)?,
         }
         if let Some(gate) = &self.dense_gate {
@@ -63,7 +67,9 @@ impl<B: Backend> FeedForward<B> {
         }
         match &self.experts {
             None => Ok(()),
-            Some(experts) => experts.add(backend, [num_rows, self.hidden], [input, residual], work, out),
+            Some(experts) => {
+                experts.add(backend, ([num_rows, self.hidden], adapted), [input, residual], work, out)
+            }
         }
     }
 
@@ -109,7 +115,7 @@ impl<B: Backend> Mlp<B> {
             (None, loader.file.linear(loader.layer, up, [inner, loader.hidden])?)
         };
         let down = loader.file.linear(loader.layer, down, [loader.hidden, inner])?;
-        Self::of(learned(loader, config.activation)?, gate, [up, down], |linear| loader.projection(linear))
+        Self::of(learned(loader, config.activation)?, gate, [up, down], |linear| loader.adapted(linear))
     }
 
     fn of(
@@ -127,27 +133,48 @@ impl<B: Backend> Mlp<B> {
         })
     }
 
+    /// Returns whether an adapter changes one of the products for some of the rows.
+    fn is_adapted(&self, rows: &AdaptedRows) -> bool {
+        let mut products = self.gate.iter().chain([&self.up, &self.down]);
+        !rows.is_empty() && products.any(|product| !product.adapters.is_empty())
+    }
+
     fn apply(
         &self,
         backend: &B,
         input: &B::Buffer,
+        (adapted, space): (&AdaptedRows, &mut AdapterBuffers<B>),
         [gate, up]: [&mut B::Buffer; 2],
         out: &mut B::Buffer,
     ) -> Result<()> {
-        let Some(to_gate) = &self.gate else {
-            self.up.apply(backend, input, up)?;
-            backend.activate(self.activation, up)?;
-            return self.down.apply(backend, up, out);
-        };
-        if let Some(deviations) = self.gate_cutoff {
-            backend.matmul_each(input, &mut [to_gate.onto(gate), self.up.onto(up)])?;
-            backend.cut_off(gate, deviations)?;
-            backend.gated(self.activation, gate, up)?;
-            return self.down.apply(backend, gate, out);
+        if let Some(to_gate) = self.gate.as_ref().filter(|_| self.is_whole(adapted)) {
+            let inner = [to_gate.onto(gate), self.up.onto(up)];
+            let network = GatedNetwork { activation: self.activation, inner, down: self.down.onto(out) };
+            return backend.feed_forward(input, network);
         }
-        let inner = [to_gate.onto(gate), self.up.onto(up)];
-        let network = GatedNetwork { activation: self.activation, inner, down: self.down.onto(out) };
-        backend.feed_forward(input, network)
+        let inner = match &self.gate {
+            None => {
+                self.up.apply(backend, input, up)?;
+                self.up.adapt(backend, adapted, input, space, up)?;
+                backend.activate(self.activation, up)?;
+                up
+            }
+            Some(to_gate) => {
+                backend.matmul_each(input, &mut [to_gate.onto(gate), self.up.onto(up)])?;
+                to_gate.adapt(backend, adapted, input, space, gate)?;
+                self.up.adapt(backend, adapted, input, space, up)?;
+                self.gate_cutoff.map_or(Ok(()), |deviations| backend.cut_off(gate, deviations))?;
+                backend.gated(self.activation, gate, up)?;
+                gate
+            }
+        };
+        self.down.apply(backend, inner, out)?;
+        self.down.adapt(backend, adapted, inner, space, out)
+    }
+
+    /// Returns whether the backend can compute a gated network as one: nothing happens between its products.
+    fn is_whole(&self, adapted: &AdaptedRows) -> bool {
+        self.gate_cutoff.is_none() && !self.is_adapted(adapted)
     }
 
     /// Adds its result for some rows of `input`, each with a weight, to these rows of `out`.
@@ -156,12 +183,14 @@ impl<B: Backend> Mlp<B> {
         backend: &B,
         input: &B::Buffer,
         to: WeightedRows<'_>,
+        (adapted, space): (&AdaptedRows, &mut AdapterBuffers<B>),
         [gate, up, selected, result]: [&mut B::Buffer; 4],
         out: &mut B::Buffer,
     ) -> Result<()> {
-        let Some(to_gate) = self.gate.as_ref().filter(|_| self.gate_cutoff.is_none()) else {
+        let adapted = &adapted.within(to.rows);
+        let Some(to_gate) = self.gate.as_ref().filter(|_| self.is_whole(adapted)) else {
             backend.select_rows(input, to.rows, selected)?;
-            self.apply(backend, selected, [gate, up], result)?;
+            self.apply(backend, selected, (adapted, space), [gate, up], result)?;
             return backend.add_rows(out, result, to.rows, to.weights);
         };
         let inner = [to_gate.onto(gate), self.up.onto(up)];
@@ -230,21 +259,21 @@ impl<B: Backend> Experts<B> {
     fn add(
         &self,
         backend: &B,
-        [num_rows, hidden]: [usize; 2],
+        ([num_rows, hidden], adapted): ([usize; 2], &AdaptedRows),
         [input, residual]: [&B::Buffer; 2],
         work: &mut LayerBuffers<B>,
         out: &mut B::Buffer,
     ) -> Result<()> {
         let Some(norms) = &self.norms else {
             self.route(backend, input, work, None)?;
-            return self.visit(backend, input, work, out);
+            return self.visit(backend, input, adapted, work, out);
         };
         let (mut space, mut sum) = (std::mem::take(&mut work.q), std::mem::take(&mut work.mixed));
         backend.rms_norm(residual, &norms.router, self.eps, &mut space)?;
         self.route(backend, &space, work, Some(&norms.scales))?;
         backend.rms_norm(residual, &norms.experts, self.eps, &mut space)?;
         backend.zeros(num_rows, hidden, &mut sum)?;
-        self.visit(backend, &space, work, &mut sum)?;
+        self.visit(backend, &space, adapted, work, &mut sum)?;
         backend.rms_norm(out, &norms.dense_out, self.eps, &mut space)?;
         std::mem::swap(out, &mut space);
         backend.rms_norm(&sum, &norms.experts_out, self.eps, &mut space)?;
@@ -275,14 +304,16 @@ impl<B: Backend> Experts<B> {
         &self,
         backend: &B,
         input: &B::Buffer,
+        adapted: &AdaptedRows,
         work: &mut LayerBuffers<B>,
         out: &mut B::Buffer,
     ) -> Result<()> {
-        let LayerBuffers { routing, sent, returned, gate, up, .. } = work;
+        let LayerBuffers { routing, sent, returned, gate, up, adapters, .. } = work;
         for (expert, Visitors { rows, weights }) in self.each.iter().zip(&routing.visitors) {
             if !rows.is_empty() {
                 let space = [&mut *gate, &mut *up, &mut *sent, &mut *returned];
-                expert.add(backend, input, WeightedRows { rows, weights }, space, out)?;
+                let adapted = (adapted, &mut *adapters);
+                expert.add(backend, input, WeightedRows { rows, weights }, adapted, space, out)?;
             }
         }
         Ok(())

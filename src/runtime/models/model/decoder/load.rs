@@ -1,9 +1,10 @@
 //! Loads the parts of one layer onto a backend.
 
-use super::buffers::Projection;
+use super::buffers::{AdapterProduct, Projection};
 use super::{Convert, Matrix};
 use crate::backend::Backend;
 use crate::model::config::{Names, Naming, RopeConfig};
+use crate::model::low_rank::{LowRank, LowRankMatrices, not_adapted};
 use crate::model::weights::{Linear, WeightFile};
 use crate::tensor::HostTensor;
 use llmctl_base::error::LoadError;
@@ -35,8 +36,17 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     /// Uploads a matrix and its bias.
+    ///
+    /// # Errors
+    /// [`LoadError::Tensor`] if an adapter changes the matrix; those of the backend.
     pub fn projection(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
         self.keep(linear, Matrix::Projection, B::weight)
+    }
+
+    /// Uploads a matrix as [`Self::projection`] does, with what adapters add: for a product behind which
+    /// [`Projection::adapt`] is called.
+    pub fn adapted(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
+        self.keep_adapted(linear, B::weight)
     }
 
     /// Converts an embedding table or an output matrix.
@@ -44,9 +54,9 @@ impl<B: Backend> Loader<'_, B> {
         (self.convert)(&table.name, Matrix::Vocabulary, table.weight)
     }
 
-    /// Uploads a matrix of an expert.
+    /// Uploads a matrix of an expert as [`Self::adapted`] does.
     pub fn expert(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
-        self.keep(linear, Matrix::Projection, B::expert)
+        self.keep_adapted(linear, B::expert)
     }
 
     /// Uploads a matrix as [`Self::projection`] does, for one of few rows that is sensitive to rounding.
@@ -60,8 +70,26 @@ impl<B: Backend> Loader<'_, B> {
         matrix: Matrix,
         upload: impl FnOnce(&B, &HostTensor) -> Result<B::Weight, LoadError>,
     ) -> Result<Projection<B>, LoadError> {
+        if let Some(first) = linear.adapters.first() {
+            return Err(not_adapted(&linear.name, &self.file.adapters()[first.adapter].spec.name));
+        }
         let weight = (self.convert)(&linear.name, matrix, linear.weight)?;
         let bias = linear.bias.map(|bias| self.backend.vector(bias)).transpose()?;
-        Ok(Projection { weight: upload(self.backend, &weight)?, bias })
+        Ok(Projection { weight: upload(self.backend, &weight)?, bias, adapters: Vec::new() })
+    }
+
+    fn keep_adapted(
+        &self,
+        mut linear: Linear,
+        upload: impl FnOnce(&B, &HostTensor) -> Result<B::Weight, LoadError>,
+    ) -> Result<Projection<B>, LoadError> {
+        // Few rows, as the file has them, so that a product with them is exact for the type.
+        let adapter = |LowRank { adapter, matrices: LowRankMatrices { down, up, factor } }: LowRank| {
+            let [down, up] = [self.backend.table(&down)?, self.backend.table(&up)?];
+            Ok(AdapterProduct { adapter, down, up, factor })
+        };
+        let adapters = std::mem::take(&mut linear.adapters).into_iter().map(adapter);
+        let adapters = adapters.collect::<Result<Vec<_>, LoadError>>()?;
+        Ok(Projection { adapters, ..self.keep(linear, Matrix::Projection, upload)? })
     }
 }

@@ -26,7 +26,7 @@ mod texts;
 use altup::AltUp;
 use assistant::Assistant;
 pub use assistant::{AssistantParts, JOINED, RETURNED};
-use buffers::{LayerBuffers, LayerContext};
+use buffers::{AdaptedRows, LayerBuffers, LayerContext};
 use layer::DecoderLayer;
 use load::Loader;
 use per_layer::PerLayer;
@@ -42,9 +42,11 @@ use super::config::{
     AttentionConfig, DecoderConfig, DeltaNetConfig, KvSource, LayerConfig, MixerConfig, Naming, RopeScaling,
     SsmConfig,
 };
+use super::low_rank::Adapter;
 use super::rope::Rope;
 use super::weights::WeightFile;
 use super::{Batch, BatchImage, Logits, Model, ModelSpec, Row};
+use crate::adapters::AdapterSpec;
 use crate::backend::{Backend, KvLayout, KvShape, KvType, KvValues, RowSpan, Store, StoreShape};
 use crate::images::TwoWay;
 use crate::kv::{KvGroup, KvKind, PAGE_TOKENS, PageRef};
@@ -62,6 +64,8 @@ pub struct DecoderParts<'a> {
     pub kv_type: KvType,
     /// Converts a matrix to the type that it is kept in.
     pub convert: Convert<'a>,
+    /// What rows of some sequences get beside the products with the weights.
+    pub adapters: &'a [Adapter],
     /// Called after each layer with the number of loaded layers and their total.
     pub progress: &'a mut dyn FnMut(usize, usize),
 }
@@ -171,6 +175,7 @@ struct StepBuffers<B: Backend> {
     wanted: Vec<usize>,
     /// Whole texts that are read without KV, in place of `spans`.
     texts: Option<TextPass>,
+    adapted: AdaptedRows,
     cos: Vec<f32>,
     sin: Vec<f32>,
 }
@@ -189,20 +194,30 @@ impl<B: Backend> StepBuffers<B> {
             tokens: Vec::new(),
             wanted: Vec::new(),
             texts: None,
+            adapted: AdaptedRows::default(),
             cos: Vec::new(),
             sin: Vec::new(),
         }
     }
 
     /// Prepares the buffers for another batch.
-    fn turn_to(&mut self, backend: &B, ropes: &[Rope], batch: &Batch<'_>) -> Result<()> {
+    fn turn_to(
+        &mut self,
+        backend: &B,
+        (ropes, adapters): (&[Rope], &[AdapterSpec]),
+        batch: &Batch<'_>,
+    ) -> Result<()> {
+        self.adapted.find(batch, adapters)?;
         images::find_seen(batch.rows, self.two_way, &mut self.seen_besides);
         self.fill(backend, ropes, batch)
     }
 
     /// Drops the rows that are not in `batch`, those whose logits are not wanted.
     fn narrow_to(&mut self, backend: &B, ropes: &[Rope], batch: &Batch<'_>) -> Result<()> {
-        let Self { seen_besides, wanted, .. } = self;
+        let Self { seen_besides, wanted, adapted, .. } = self;
+        if !adapted.is_empty() {
+            *adapted = adapted.within(wanted);
+        }
         if !seen_besides.is_empty() {
             *seen_besides = wanted.iter().map(|&row| seen_besides[row].clone()).collect();
         }
@@ -247,8 +262,9 @@ impl<B: Backend> Decoder<B> {
     /// # Errors
     /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
     pub fn load(backend: B, parts: DecoderParts<'_>) -> Result<Self, LoadError> {
-        let DecoderParts { mut config, naming, source, context_length, kv_type, convert, progress } = parts;
-        let file = WeightFile::new(source, &naming)?;
+        let DecoderParts { mut config, naming, source, context_length, kv_type, convert, adapters, progress } =
+            parts;
+        let file = WeightFile::new(source, &naming)?.adapted(adapters);
         if naming.gguf {
             apply_divisors(&mut config, &file)?;
         }
@@ -271,7 +287,9 @@ impl<B: Backend> Decoder<B> {
         let altup = config.altup.as_ref().map(|altup| AltUp::load(&loader, altup)).transpose()?;
         let layers = load_layers(&loader, &config, &stores, progress)?;
         let ropes: Vec<Rope> = config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect();
-        let spec = spec_of(&config, context_length, kv_type);
+        adapters.iter().try_for_each(Adapter::check_taken)?;
+        let mut spec = spec_of(&config, context_length, kv_type);
+        spec.adapters = adapters.iter().map(|adapter| adapter.spec.clone()).collect();
         let (stream, work) = (
             Stream::new(&backend, config.altup.as_ref().map_or(0, |altup| altup.num_streams)),
             LayerBuffers::new(&backend),
@@ -380,7 +398,7 @@ impl<B: Backend> Decoder<B> {
         }
         kept_rows.clear();
         kept_rows.extend(batch.rows.iter().filter(|row| row.wants_logits));
-        step.narrow_to(backend, ropes, &Batch { rows: kept_rows, tables: batch.tables, images })
+        step.narrow_to(backend, ropes, &Batch { rows: kept_rows, images, ..*batch })
     }
 
     /// Computes the wanted logits.
@@ -418,7 +436,7 @@ impl<B: Backend> Model for Decoder<B> {
 
     fn forward(&mut self, batch: &Batch<'_>) -> Result<Logits> {
         images::check(batch, &self.config)?;
-        self.step.turn_to(&self.backend, &self.ropes, batch)?;
+        self.step.turn_to(&self.backend, (&self.ropes, &self.spec.adapters), batch)?;
         let narrows = self.can_narrow(batch);
         match narrows {
             true => self.apply_layers_narrowing(batch)?,
@@ -480,6 +498,7 @@ fn spec_of(config: &DecoderConfig, context_length: usize, kv_type: KvType) -> Mo
         context_length,
         groups: kv_groups(config, kv_type),
         can_rewind: true,
+        adapters: Vec::new(),
     }
 }
 

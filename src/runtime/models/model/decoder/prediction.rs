@@ -178,7 +178,7 @@ impl<B: Backend> Model for PredictionBlock<B> {
 
     fn predict(&mut self, batch: &Batch<'_>, hidden: &[f32]) -> Result<Logits> {
         images::check(batch, &self.config)?;
-        self.step.turn_to(&self.backend, &self.ropes, batch)?;
+        self.step.turn_to(&self.backend, (&self.ropes, &[]), batch)?;
         self.join(hidden, batch.images)?;
         let Self { backend, config, step, kv, stream, work, .. } = self;
         self.layer.apply(

@@ -69,7 +69,7 @@ impl<'a, B: Backend> EncoderFile<'a, B> {
         let weight_name = format!("{name}.weight");
         let weight = self.find(&weight_name, &shape)?.ok_or_else(|| missing(&weight_name))?;
         let bias = self.find(&format!("{name}.bias"), &[shape[0]])?.map(|bias| to_f32(&bias));
-        Ok(Linear { name: weight_name, weight, bias })
+        Ok(Linear::new(weight_name, weight, bias))
     }
 
     /// Uploads a matrix and its bias.
