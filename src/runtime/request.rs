@@ -17,6 +17,7 @@ use super::grammar::Grammar;
 use super::spec::EngineSpec;
 use llmctl_base::{Sampling, error::Error};
 use llmctl_image::ImageFile;
+use llmctl_models::adapters::{AdapterSpec, AdapterUse};
 use llmctl_models::images::{ImageKey, ImageSpan};
 use llmctl_models::kv::Tokens;
 pub use loop_guard::LoopGuard;
@@ -49,6 +50,9 @@ pub struct Request {
     pub reasoning: Option<ReasoningLimit>,
     /// Tokens that the answer may begin with or contain. A hint: they are drafted from, and change no answer.
     pub prediction: Vec<u32>,
+    /// LoRA adapters of all rows, as [`AdapterUse::list`] makes them; `None` for those that the model was loaded with. Rows of
+    /// others are not reused.
+    pub adapters: Option<Vec<AdapterUse>>,
     /// The session that the request is a turn of. The first request creates it; it keeps tokens and KV for the next one. `None`
     /// keeps only what the prefix index still finds.
     pub session: Option<EngineSessionName>,
@@ -98,6 +102,7 @@ impl Request {
             let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
             return Err(Error::InvalidParameter { name: "stop_token_ids", message });
         }
+        self.check_adapters(&spec.model.adapters)?;
         if let Some(id) = self.markup.iter().find(|&&id| id as usize >= vocab_size) {
             let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
             return Err(Error::InvalidParameter { name: "markup", message });
@@ -124,6 +129,18 @@ impl Request {
             return Err(Error::InvalidParameter { name: "grammar", message });
         }
         self.limits.resolve(prompt_tokens, context_length, self.prompt_logprobs.is_some())
+    }
+
+    fn check_adapters(&self, known: &[AdapterSpec]) -> Result<(), Error> {
+        let is_known = |adapter: &AdapterUse| known.iter().any(|spec| spec.key == adapter.key);
+        let message = match &self.adapters {
+            Some(list) if !list.iter().all(is_known) => "names an adapter that is not loaded",
+            Some(list) if AdapterUse::list(list.iter().copied()).as_ref() != Ok(list) => {
+                "is not in order, or has a scale of 0 or one that is not finite"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::InvalidParameter { name: "lora", message: message.to_owned() })
     }
 }
 
@@ -348,6 +365,8 @@ pub enum ReuseReason {
     PartialPrefix,
     /// They differ from the first token on, or the model cannot be rewound.
     Mismatch,
+    /// The session's rows were computed with other LoRA adapters.
+    Adapters,
     /// A step of the session failed, and its rows were dropped.
     Dirty,
     /// The idle session's pages were evicted for others.
@@ -374,6 +393,7 @@ impl ReuseReason {
             ReuseReason::Equal => "equal",
             ReuseReason::PartialPrefix => "partial_prefix",
             ReuseReason::Mismatch => "mismatch",
+            ReuseReason::Adapters => "adapters",
             ReuseReason::Dirty => "dirty",
             ReuseReason::Evicted => "evicted",
             ReuseReason::PrefixCache => "prefix_cache",
@@ -392,6 +412,8 @@ pub struct Outcome {
     pub usage: Usage,
     pub timings: Timings,
     pub seed: u64,
+    /// Adapters with which the rows were computed.
+    pub adapters: Vec<AdapterUse>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

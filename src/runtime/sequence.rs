@@ -8,6 +8,7 @@
 //! This file knows neither sessions nor requests.
 
 use super::request::{Difference, Reuse, Token};
+use llmctl_models::adapters::AdapterUse;
 use llmctl_models::images::ImageSpan;
 use llmctl_models::kv::table::PoolExhausted;
 use llmctl_models::kv::{PAGE_TOKENS, PageCopy, PagePool, PageTable, TokenBuf, Tokens};
@@ -125,8 +126,8 @@ impl Sequence {
 
     /// Creates a sequence with rows in `table` of its first tokens. Panics if there are fewer tokens than rows.
     pub fn resume<'a>(tokens: impl Into<Tokens<'a>>, table: PageTable) -> Self {
-        let Tokens { ids, images } = tokens.into();
-        let mut resident = TokenBuf::default();
+        let Tokens { ids, images, adapters } = tokens.into();
+        let mut resident = TokenBuf { adapters: adapters.to_vec(), ..TokenBuf::default() };
         resident.extend(&ids[..table.len()], images);
         Self::over(Resident { tokens: resident, table })
     }
@@ -141,6 +142,12 @@ impl Sequence {
     pub fn fork(&self) -> Self {
         debug_assert!(!self.poisoned);
         Self::resume(self.resident.content(), self.resident.table.fork())
+    }
+
+    /// Computes the rows with these adapters from here on. Rows of others must not be resident.
+    pub fn adapt(&mut self, adapters: &[AdapterUse]) {
+        debug_assert!(self.resident.tokens().is_empty() || self.resident.tokens.adapters == adapters);
+        self.resident.tokens.adapters = adapters.to_vec();
     }
 
     /// Returns the number of resident tokens, without drafted ones.

@@ -240,7 +240,9 @@ mod tests {
         let in_force = |kind, can_rewind| {
             let groups = vec![KvGroup { kind, page_bytes: 1 }];
             let architecture = "toy".to_owned();
-            let model = ModelSpec { architecture, vocab_size: 9, context_length: 99, groups, can_rewind };
+            let adapters = Vec::new();
+            let model =
+                ModelSpec { architecture, vocab_size: 9, context_length: 99, groups, can_rewind, adapters };
             let config = EngineConfig { speculation: Speculation::Auto, ..EngineConfig::new(99, Vec::new()) };
             EngineSpec::new(model, config).expect("valid").speculation()
         };

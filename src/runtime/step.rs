@@ -17,10 +17,11 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use super::grammar::{GrammarState, TokenMask};
 use super::request::{Logprob, Token};
 use super::sample::{Sampler, Turn};
-use super::sequence::Sequence;
+use super::sequence::{Resident, Sequence};
 use super::spec::EngineSpec;
 use llmctl_base::Sampling;
 use llmctl_base::error::{Error, GrammarError, Result, panic_text};
+use llmctl_models::adapters::AdapterUse;
 use llmctl_models::images::{ImageKey, ImageRows, ImageSpan, RowRule, TwoWay, VisionSpec, angles_of};
 use llmctl_models::kv::{PagePool, PageRef, PageTable, Tokens};
 use llmctl_models::model::{Batch, BatchImage, Logits, Model, Row};
@@ -226,7 +227,7 @@ impl Executor {
         self.images.clear();
         self.rows.extend(rows.iter().enumerate().map(row));
         let tables: Vec<_> = rows.iter().map(|(_, table)| *table).collect();
-        self.logits = self.run(&tables, Some(hidden))?;
+        self.logits = self.run((&tables, &[]), Some(hidden))?;
         let (greedy, turn) = (Sampling::default(), Turn { logprobs: Some(0), ..Turn::default() });
         let sample = |index| self.sampler.sample(self.logits.row(index), &greedy, &turn);
         (0..rows.len()).map(sample).collect()
@@ -239,14 +240,20 @@ impl Executor {
         hidden: Option<&[f32]>,
     ) -> Result<Logits> {
         let fed = feeds.iter().zip(results).filter(|(_, result)| result.is_ok());
-        let tables: Vec<_> = fed.map(|(feed, _)| feed.sequence.resident().table()).collect();
-        self.run(&tables, hidden)
+        let fed: Vec<&Resident> = fed.map(|(feed, _)| feed.sequence.resident()).collect();
+        let tables: Vec<_> = fed.iter().map(|resident| resident.table()).collect();
+        let adapters: Vec<_> = fed.iter().map(|resident| resident.content().adapters).collect();
+        self.run((&tables, &adapters), hidden)
     }
 
-    /// Computes the rows, whose sequences have these tables.
-    fn run(&mut self, tables: &[&PageTable], hidden: Option<&[f32]>) -> Result<Logits> {
+    /// Computes the rows, whose sequences have these tables and adapters.
+    fn run(
+        &mut self,
+        (tables, adapters): (&[&PageTable], &[&[AdapterUse]]),
+        hidden: Option<&[f32]>,
+    ) -> Result<Logits> {
         let images: Vec<BatchImage<'_>> = self.images.iter().map(EmbeddedRows::in_batch).collect();
-        let batch = Batch { rows: &self.rows, tables, images: &images };
+        let batch = Batch { rows: &self.rows, tables, images: &images, adapters };
         let model = &mut self.model;
         let mut logits = guarded(|| match hidden {
             None => model.forward(&batch),
@@ -463,7 +470,7 @@ fn embedded(images: FedImages<'_>, positions: Range<usize>, first_row: usize) ->
 fn place(rows: &mut [Row], spans: &[ImageSpan], rule: RowRule) {
     let Some(start) = rows.first().map(|row| row.position) else { return };
     let angles = angles_of(spans, rule.mrope, start..start + rows.len());
-    let tokens = Tokens { ids: &[], images: spans };
+    let tokens = Tokens { images: spans, ..Tokens::default() };
     for (row, angles) in rows.iter_mut().zip(angles) {
         row.angles = angles;
         if let Some(span) = tokens.image_at(row.position).filter(|_| rule.two_way != TwoWay::Never) {

@@ -22,6 +22,7 @@ pub fn no_engine(texts: &EmbedTexts) -> Result<impl EngineTransport + use<>> {
         context_length: spec.context_length,
         groups: Vec::new(),
         can_rewind: true,
+        adapters: Vec::new(),
     };
     let spec = EngineSpec::new(model, EngineConfig::new(spec.context_length, Vec::new()))?;
     Ok(Sessionless::new(spec, refuse))

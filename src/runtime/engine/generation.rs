@@ -193,7 +193,8 @@ impl Generation {
     }
 
     pub fn prompt(&self) -> Tokens<'_> {
-        Tokens { ids: &self.request.prompt, images: &self.images.spans }
+        let adapters = self.request.adapters.as_deref().unwrap_or_default();
+        Tokens { ids: &self.request.prompt, images: &self.images.spans, adapters }
     }
 
     /// Returns the name of its session.
@@ -235,7 +236,8 @@ impl Generation {
     /// Takes over pages of the prompt that other requests have computed in the meantime.
     pub fn catch_up(&mut self) {
         if self.prompt_left() > 1 && !self.scores_prompt() {
-            let prompt = Tokens { ids: &self.request.prompt, images: &self.images.spans };
+            let adapters = self.request.adapters.as_deref().unwrap_or_default();
+            let prompt = Tokens { ids: &self.request.prompt, images: &self.images.spans, adapters };
             self.num_cached += self.sequence.catch_up(prompt, prompt.len() - 1);
         }
     }
@@ -496,7 +498,13 @@ impl Generation {
             images: self.images.usage,
             remote: None,
         };
-        let outcome = Outcome { finish, usage, timings: self.clock.timings(), seed: self.seed };
+        let outcome = Outcome {
+            finish,
+            usage,
+            timings: self.clock.timings(),
+            seed: self.seed,
+            adapters: self.request.adapters.clone().unwrap_or_default(),
+        };
         self.emit(events, Event::Done(outcome));
     }
 

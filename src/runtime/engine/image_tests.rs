@@ -215,6 +215,7 @@ fn rig(family: Family, change: impl FnOnce(&mut EngineConfig)) -> Rig {
         context_length: 512,
         groups: vec![KvGroup { kind: KvKind::Full, page_bytes }],
         can_rewind: true,
+        adapters: Vec::new(),
     };
     let steps = Steps::default();
     let model = ToyModel { spec, slots: HashMap::new(), steps: Arc::clone(&steps) };
@@ -443,7 +444,7 @@ fn rows_come_back_from_disk_and_damage_is_encoded_again() {
             told.ids
         };
         let mut rig = start();
-        let tokens = TokenBuf { ids: first.prompt.clone(), images: first.spans() };
+        let tokens = TokenBuf { ids: first.prompt.clone(), images: first.spans(), ..TokenBuf::default() };
         rig.engine.restore_session(&named("s"), tokens).expect("new");
         let told = answer(&mut rig.engine, in_session(first.clone(), "s"));
         assert_eq!((&told.ids, told.images()), (&expected, ImageUsage::default()), "its KV is on disk");

@@ -29,6 +29,7 @@ use crate::session::{CheckedOut, SessionTable};
 use crate::spec::{EngineConfig, EngineSpec, ServingCapacity};
 use crate::step::{Executor, FedRows, SequenceFeed};
 use llmctl_base::error::{Error, Result};
+use llmctl_models::adapters::by_default;
 use llmctl_models::kv::{PageName, PagePool};
 use llmctl_models::model::Model;
 use llmctl_models::text::Vocabulary;
@@ -166,8 +167,9 @@ impl Engine {
     ///
     /// # Errors
     /// Those of `submit`.
-    pub fn submit_at(&mut self, request: Request, now: Instant) -> Result<RequestId> {
+    pub fn submit_at(&mut self, mut request: Request, now: Instant) -> Result<RequestId> {
         let room = request.validate(self.spec())?;
+        request.adapters.get_or_insert_with(|| by_default(&self.executor.spec().model.adapters));
         let id = RequestId(self.num_submitted);
         let usual = self.spec().config.answer_tokens.filter(|_| request.limits.is_open());
         let generation = Generation::new(id, request, room, &self.pool, now).limited_to(usual);
@@ -300,7 +302,8 @@ impl Engine {
     fn resume(&mut self, generation: &Generation, num_indexed: Option<usize>) -> Resumed {
         if generation.scores_prompt() {
             let reuse = Reuse { reason: ReuseReason::PromptLogprobs, ..Reuse::default() };
-            let sequence = Sequence::new(&self.pool);
+            let mut sequence = Sequence::new(&self.pool);
+            sequence.adapt(generation.prompt().adapters);
             return Resumed { sequence, reuse, states_at: Vec::new(), difference: None, num_shared: 0 };
         }
         let checked_out = match generation.session() {

@@ -11,6 +11,7 @@ use crate::sequence::Sequence;
 use crate::session::{DecodeOutcome, SessionId, SessionInfo, SessionState, StopHandle};
 use llmctl_base::Sampling;
 use llmctl_base::error::{Error, Result};
+use llmctl_models::adapters::by_default;
 use llmctl_models::kv::TokenBuf;
 
 /// A named session with its tokens.
@@ -162,7 +163,9 @@ impl Engine {
             return Err(Error::SessionsFull { capacity: self.serving_capacity().sessions });
         }
         self.make_place(None)?;
-        Ok(self.sessions.create(Sequence::new(&self.pool)))
+        let mut sequence = Sequence::new(&self.pool);
+        sequence.adapt(&by_default(&self.spec().model.adapters));
+        Ok(self.sessions.create(sequence))
     }
 
     /// Appends a prompt and samples the next token.

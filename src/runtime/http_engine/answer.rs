@@ -288,7 +288,13 @@ impl RemoteAnswer {
             remote: Some(RemoteUsage { reports_cached: self.cached_tokens.is_some() }),
             ..Usage::default()
         };
-        let outcome = Outcome { finish, usage, timings: self.clock.timings(), seed: self.setting.seed };
+        let outcome = Outcome {
+            finish,
+            usage,
+            timings: self.clock.timings(),
+            seed: self.setting.seed,
+            adapters: Vec::new(),
+        };
         self.emit(Event::Done(outcome));
     }
 

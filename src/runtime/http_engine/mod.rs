@@ -406,6 +406,7 @@ fn spec(settings: &HttpEngineSettings, known: &[Arc<EngineHostFacts>]) -> Result
         // Its KV takes no memory here.
         groups: vec![KvGroup { kind: KvKind::Full, page_bytes: 0 }],
         can_rewind: true,
+        adapters: Vec::new(),
     };
     let config = EngineConfig {
         max_running: settings.max_running,

@@ -13,7 +13,7 @@ impl Request {
 
     /// Returns the prompt with the spans of its images.
     pub(super) fn tokens<'a>(&'a self, spans: &'a [ImageSpan]) -> Tokens<'a> {
-        Tokens { ids: &self.prompt, images: spans }
+        Tokens { ids: &self.prompt, images: spans, adapters: self.adapters.as_deref().unwrap_or_default() }
     }
 
     /// Checks the images against the prompt and the model.

@@ -30,7 +30,8 @@ impl CheckedOut {
         without_disk: Option<usize>,
     ) -> Resumed {
         if !spec.config.warm_resume {
-            let (sequence, reuse) = (Sequence::new(pool), Reuse::default());
+            let (mut sequence, reuse) = (Sequence::new(pool), Reuse::default());
+            sequence.adapt(prompt.adapters);
             return Resumed { sequence, reuse, states_at: Vec::new(), difference: None, num_shared: 0 };
         }
         let most = prompt.len() - 1;
@@ -51,7 +52,8 @@ impl CheckedOut {
         let plan = plan_prefill(known, prompt);
         let difference = Difference::between(tokens, prompt);
         let num_shared = if tokens.is_empty() && plan.from_index { plan.keep } else { 0 };
-        let sequence = self.cut_to(plan, indexed, prompt);
+        let mut sequence = self.cut_to(plan, indexed, prompt);
+        sequence.adapt(prompt.adapters);
         // Only if needed: chunks of the prompt end at these positions, and fewer chunks are faster.
         let has_state = sequence.resident().table().has_state();
         let states_at = if has_state { states_at(num_known, most, plan.keep) } else { Vec::new() };

@@ -38,12 +38,13 @@ impl ImageDifference {
 }
 
 impl Difference {
-    /// Returns `None` if the prompt begins with all of `known`.
+    /// Returns `None` if the prompt begins with all of `known`, or its adapters are others.
     pub fn between<'k, 'p>(known: impl Into<Tokens<'k>>, prompt: impl Into<Tokens<'p>>) -> Option<Self> {
         let (known, prompt) = (known.into(), prompt.into());
         let position = known.common_prefix(prompt);
         let next = |tokens: Tokens<'_>| tokens.ids[position..tokens.len().min(position + AROUND)].to_vec();
-        (position < known.len()).then(|| Self {
+        let is_alike = known.adapters == prompt.adapters;
+        (is_alike && position < known.len()).then(|| Self {
             position,
             before: known.ids[position.saturating_sub(AROUND)..position].to_vec(),
             session: next(known),
@@ -166,7 +167,11 @@ mod tests {
             key: ImageKey([key; 32]),
             first: 0,
         };
-        let text = |images: &[ImageSpan]| TokenBuf { ids: vec![7; 20], images: images.to_vec() };
+        let text = |images: &[ImageSpan]| TokenBuf {
+            ids: vec![7; 20],
+            images: images.to_vec(),
+            ..TokenBuf::default()
+        };
         let known = text(&[image(2..5, 1), image(8..12, 2)]);
         let clause = |images: &[ImageSpan], name: Option<&str>| {
             let difference = Difference::between(&known, &text(images)).expect("they differ");

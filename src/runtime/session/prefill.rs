@@ -40,7 +40,7 @@ pub struct PrefillPlan {
     pub restored: usize,
     pub reason: ReuseReason,
     /// First position at which the session's tokens and the prompt differ or one of them ends. `None` if the
-    /// prompt continues the session.
+    /// prompt continues the session, or its adapters are others.
     pub first_difference: Option<usize>,
 }
 
@@ -68,20 +68,23 @@ pub fn plan_prefill<'a>(known: Known<'_>, prompt: impl Into<Tokens<'a>>) -> Pref
     let reason = match () {
         () if from_index && known.num_restored > 0 => ReuseReason::Restored,
         () if from_index => ReuseReason::PrefixCache,
-        () => own_reason(known, common, own, prompt.len()),
+        () => own_reason(known, common, own, prompt),
     };
-    let first_difference = (common < known.tokens.len()).then_some(common);
+    let is_alike = known.tokens.adapters == prompt.adapters;
+    let first_difference = (is_alike && common < known.tokens.len()).then_some(common);
     let restored = if from_index { known.num_restored.min(keep) } else { 0 };
     PrefillPlan { keep, feed: prompt.len() - keep, from_index, restored, reason, first_difference }
 }
 
-fn own_reason(known: Known<'_>, common: usize, own: usize, prompt_len: usize) -> ReuseReason {
+fn own_reason(known: Known<'_>, common: usize, own: usize, prompt: Tokens<'_>) -> ReuseReason {
     let len = known.tokens.len();
+    let is_adapted_otherwise = known.tokens.adapters != prompt.adapters;
     match () {
         () if known.dirty => ReuseReason::Dirty,
         () if len == 0 => ReuseReason::New,
+        () if is_adapted_otherwise => ReuseReason::Adapters,
         () if known.num_resident == 0 => ReuseReason::Evicted,
-        () if common == len && common == prompt_len => ReuseReason::Equal,
+        () if common == len && common == prompt.len() => ReuseReason::Equal,
         () if common == len => ReuseReason::ExactPrefix,
         () if own > 0 => ReuseReason::PartialPrefix,
         () => ReuseReason::Mismatch,

@@ -270,7 +270,7 @@ impl AnswerStream {
             ..Usage::default()
         };
         let seed = started.map_or(0, |started| started.seed);
-        Outcome { finish: Finish::Cancelled, usage, timings: Timings::default(), seed }
+        Outcome { finish: Finish::Cancelled, usage, timings: Timings::default(), seed, adapters: Vec::new() }
     }
 
     /// Returns all tokens so far.

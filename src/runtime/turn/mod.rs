@@ -26,6 +26,7 @@ use super::request::Limits;
 use llmctl_base::error::Error;
 use llmctl_base::{GivenSampling, Sampling};
 use llmctl_image::ImageSet;
+use llmctl_models::adapters::AdapterUse;
 use llmctl_template::{Conversation, ImageRef, OutputMarkup, ToolChoice};
 
 pub use super::infill::InfillPrompt;
@@ -58,6 +59,8 @@ pub struct TurnRequest {
     pub prediction: String,
     /// Files of the images that the input names; those of earlier turns may be the session's.
     pub images: ImageSet,
+    /// LoRA adapters; `None` for those that the model was loaded with.
+    pub adapters: Option<Vec<AdapterUse>>,
 }
 
 impl TurnRequest {

@@ -68,6 +68,7 @@ impl TurnPlan {
             reasoning: self.reasoning.clone(),
             markup: self.markup.clone(),
             prediction: self.prediction.clone(),
+            adapters: turn.adapters.clone(),
             ..Request::default()
         }
     }

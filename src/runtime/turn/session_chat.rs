@@ -322,7 +322,8 @@ impl SessionChat {
         let is_shown_whole = !matches!(outcome.finish, Finish::StopString(_));
         let after = turn.prompt.splice_after();
         let spans: Vec<ImageSpan> = turn.images.iter().flat_map(|image| image.spans.clone()).collect();
-        let kept_tokens = self.common_tokens(turn.kept_turns, &turn.tokens, &spans);
+        let prompt = Tokens { ids: &turn.tokens, images: &spans, adapters: &outcome.adapters };
+        let kept_tokens = self.common_tokens(turn.kept_turns, prompt);
         self.saved.blobs.keep(&turn.given);
         let added = turn.messages[turn.kept_messages..].iter().cloned();
         let record = StoredTurn {
@@ -331,6 +332,7 @@ impl SessionChat {
             prompt_tail: turn.tokens[kept_tokens..].to_vec(),
             generated: generated.clone(),
             spans: spans.into_iter().filter(|span| span.rows.start >= kept_tokens).collect(),
+            adapters: outcome.adapters,
             splice_after: (is_shown_whole && has_tokens).then(|| after.to_owned()),
             sampling: Sampling {
                 seed: if has_tokens { Some(outcome.seed) } else { sampling.seed },
@@ -349,11 +351,10 @@ impl SessionChat {
 
     /// Returns the number of tokens of the first `turns` turns that the prompt begins with, never ending inside an image; 0 after an
     /// answer of another model.
-    fn common_tokens(&self, turns: usize, prompt: &[u32], spans: &[ImageSpan]) -> usize {
+    fn common_tokens(&self, turns: usize, prompt: Tokens<'_>) -> usize {
         let mut kept = self.saved.clone();
         kept.turns.truncate(turns);
         let kept = kept.tokens_of(&self.model).unwrap_or_default();
-        let prompt = Tokens { ids: prompt, images: spans };
         prompt.before_span(prompt.common_prefix(kept.as_tokens()))
     }
 
@@ -593,6 +594,7 @@ mod tests {
                 usage: Usage::default(),
                 timings: Timings::default(),
                 seed: 1,
+                adapters: Vec::new(),
             };
             let (message, sampling) = (Message::assistant("yes"), Sampling::default());
             let answer = RecordedAnswer { message, generated: vec![5], outcome, sampling };
@@ -621,7 +623,13 @@ mod tests {
             PromptedTurn { tokens: tokens.to_vec(), ..turn }
         };
         let answer = |text: &str, generated: &[u32], finish: Finish| {
-            let outcome = Outcome { finish, usage: Usage::default(), timings: Timings::default(), seed: 1 };
+            let outcome = Outcome {
+                finish,
+                usage: Usage::default(),
+                timings: Timings::default(),
+                seed: 1,
+                adapters: Vec::new(),
+            };
             let (message, generated) = (Message::assistant(text), generated.to_vec());
             RecordedAnswer { message, generated, outcome, sampling: Sampling::default() }
         };

@@ -249,8 +249,8 @@ impl EngineTransport for RemoteEngine {
     }
 
     fn restore_session(&self, name: &EngineSessionName, tokens: TokenBuf) -> Result<()> {
-        let TokenBuf { ids: tokens, images } = tokens;
-        self.of_session(Op::Restore(Restore { session_id: name.clone(), tokens, images })).map(drop)
+        let TokenBuf { ids: tokens, images, adapters } = tokens;
+        self.of_session(Op::Restore(Restore { session_id: name.clone(), tokens, images, adapters })).map(drop)
     }
 
     fn inspect_session(&self, name: &EngineSessionName) -> Result<SessionDetail> {

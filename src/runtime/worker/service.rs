@@ -505,8 +505,8 @@ impl Dispatcher {
                 engine.fork_session(&session_id, &to)?;
                 ReplyBody::Forked { forked: Yes, session_id, to }
             }
-            Op::Restore(Restore { session_id, tokens: ids, images }) => {
-                engine.restore_session(&session_id, TokenBuf { ids, images })?;
+            Op::Restore(Restore { session_id, tokens: ids, images, adapters }) => {
+                engine.restore_session(&session_id, TokenBuf { ids, images, adapters })?;
                 ReplyBody::Restored { restored: Yes, session_id }
             }
             Op::Image(ImageUpload { blob }) => {

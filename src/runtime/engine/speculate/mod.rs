@@ -457,6 +457,7 @@ mod tests {
             context_length: 1 << 14,
             groups: vec![KvGroup { kind: KvKind::Full, page_bytes: 16 }],
             can_rewind: true,
+            adapters: Vec::new(),
         }
     }
 

@@ -309,6 +309,7 @@ mod tests {
             prompt_tail: vec![1, 9, 9, 2],
             generated: vec![3],
             spans: vec![span],
+            adapters: Vec::new(),
             splice_after: None,
             sampling: Sampling::default(),
             finish: Finish::Eos(2),

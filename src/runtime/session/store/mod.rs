@@ -40,6 +40,7 @@ use llmctl_base::Sampling;
 use llmctl_base::error::{Error, Result, StoreError};
 use llmctl_base::notice::Notice;
 use llmctl_base::private_files;
+use llmctl_models::adapters::AdapterUse;
 use llmctl_models::images::ImageSpan;
 use llmctl_template::message::Message;
 
@@ -90,6 +91,8 @@ pub struct StoredTurn {
     pub generated: Vec<u32>,
     /// Image rows of `prompt_tail`, at their positions in the conversation.
     pub spans: Vec<ImageSpan>,
+    /// Adapters with which the conversation's rows were computed for this turn.
+    pub adapters: Vec<AdapterUse>,
     /// Suffix of the prompt's text, if later prompts may contain `generated` in place of the answer's text
     /// (see `transcript`); `None` if not, e.g. because a stop string was cut off.
     pub splice_after: Option<String>,

@@ -1,4 +1,4 @@
-//! The format of a saved session's lines, up to `llmctl.session.v4`: types of their own, converted both ways.
+//! The format of a saved session's lines, up to `llmctl.session.v5`: types of their own, converted both ways.
 //!
 //! The types here are the format: a field is never renamed, and a new field means a new schema. Records that
 //! an older llmctl would not understand are refused, not skipped. Each schema extends the one before it; a
@@ -15,6 +15,7 @@ use super::{ModelFingerprint, StoredTurn};
 use crate::request::{Finish, Usage};
 use llmctl_base::{SamplerStep, Sampling, SamplingNumbers};
 use llmctl_image::ImageHash;
+use llmctl_models::adapters::AdapterUse;
 use llmctl_models::images::{ImageKey, ImageSpan};
 use llmctl_template::message::{Content, ImageRef, Message, Role, ToolCall};
 
@@ -22,8 +23,10 @@ use llmctl_template::message::{Content, ImageRef, Message, Role, ToolCall};
 const SCHEMA: &str = "llmctl.session.v2";
 /// Schema of files with notes.
 const NOTES_SCHEMA: &str = "llmctl.session.v3";
-/// Schema of files with images, the newest one.
-pub const NEWEST_SCHEMA: &str = "llmctl.session.v4";
+/// Schema of files with images.
+const IMAGES_SCHEMA: &str = "llmctl.session.v4";
+/// Schema of files with adapters, the newest one.
+pub const NEWEST_SCHEMA: &str = "llmctl.session.v5";
 const FIRST_SCHEMA: &str = "llmctl.session.v1";
 const SCHEMA_FAMILY: &str = "llmctl.session.v";
 
@@ -37,6 +40,8 @@ pub enum Version {
     V3,
     /// Adds images in messages, and their rows.
     V4,
+    /// Adds adapters of turns.
+    V5,
 }
 
 impl Version {
@@ -45,7 +50,8 @@ impl Version {
             FIRST_SCHEMA => Some(Self::V1),
             SCHEMA => Some(Self::V2),
             NOTES_SCHEMA => Some(Self::V3),
-            NEWEST_SCHEMA => Some(Self::V4),
+            IMAGES_SCHEMA => Some(Self::V4),
+            NEWEST_SCHEMA => Some(Self::V5),
             _ => None,
         }
     }
@@ -56,7 +62,8 @@ impl Version {
             Self::V1 => FIRST_SCHEMA,
             Self::V2 => SCHEMA,
             Self::V3 => NOTES_SCHEMA,
-            Self::V4 => NEWEST_SCHEMA,
+            Self::V4 => IMAGES_SCHEMA,
+            Self::V5 => NEWEST_SCHEMA,
         }
     }
 }
@@ -166,6 +173,8 @@ pub struct StoredTurnRecord {
     generated: Vec<u32>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     spans: Vec<SpanRecord>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    adapters: Vec<AdapterUse>,
     splice_after: Option<String>,
     sampling: SamplingRecord,
     finish: FinishRecord,
@@ -296,6 +305,7 @@ impl LogRecord {
             Self::Header { schema, .. } => return Version::of(schema).unwrap_or(Version::V2),
             Self::Model { model } => model.reference.is_some(),
             Self::ForkOf { branch, .. } => branch.is_some(),
+            Self::Turn { turn, .. } if !turn.adapters.is_empty() => return Version::V5,
             Self::Turn { turn, .. } if turn.has_images() => return Version::V4,
             Self::Note { .. } => return Version::V3,
             Self::Turn { .. } | Self::Truncate { .. } | Self::Rename { .. } => false,
@@ -318,7 +328,7 @@ impl LogRecord {
             Version::V1 if id.is_some() || owner.is_some() || model.reference.is_some() => {
                 Err(format!("a header of {FIRST_SCHEMA} with fields of a later schema"))
             }
-            Version::V2 | Version::V3 | Version::V4 if id.is_none() => {
+            Version::V2 | Version::V3 | Version::V4 | Version::V5 if id.is_none() => {
                 Err("a header without an id".to_owned())
             }
             _ => Ok(()),
@@ -390,6 +400,7 @@ impl From<&StoredTurn> for StoredTurnRecord {
             prompt_tail: turn.prompt_tail.clone(),
             generated: turn.generated.clone(),
             spans: turn.spans.iter().map(SpanRecord::from).collect(),
+            adapters: turn.adapters.clone(),
             splice_after: turn.splice_after.clone(),
             sampling: SamplingRecord::from(&turn.sampling),
             finish: FinishRecord::from(&turn.finish),
@@ -415,6 +426,7 @@ impl TryFrom<StoredTurnRecord> for StoredTurn {
             prompt_tail: record.prompt_tail,
             generated: record.generated,
             spans: record.spans.into_iter().map(ImageSpan::from).collect(),
+            adapters: record.adapters,
             splice_after: record.splice_after,
             sampling: record.sampling.into(),
             finish: record.finish.into(),
@@ -591,6 +603,7 @@ mod tests {
             prompt_tail: vec![1, u32::MAX],
             generated: vec![],
             spans: Vec::new(),
+            adapters: Vec::new(),
             splice_after: Some("<|im_start|>assistant\n".to_owned()),
             sampling,
             finish: Finish::Eos(2),
@@ -686,8 +699,8 @@ mod tests {
     fn what_another_version_wrote_is_refused() {
         let header = |schema: &str| format!(r#"{{"type":"header","schema":"{schema}","new":{{}}}}"#);
         assert_eq!(
-            LogRecord::from_body(&header("llmctl.session.v5")),
-            Err(Unreadable::Schema("llmctl.session.v5".into()))
+            LogRecord::from_body(&header("llmctl.session.v6")),
+            Err(Unreadable::Schema("llmctl.session.v6".into()))
         );
         for malformed in [
             &*header("other.v1"),

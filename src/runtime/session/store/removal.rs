@@ -14,8 +14,7 @@ use super::lock;
 use super::token_history::each_sequence;
 use super::{SessionName, SessionStore, TRANSCRIPT, unfinished_name};
 use llmctl_base::error::Result;
-use llmctl_models::images::{ImageKey, ImageSpan};
-use llmctl_models::kv::Tokens;
+use llmctl_models::images::ImageKey;
 use llmctl_models::kv::disk;
 use llmctl_models::kv::disk::PageName;
 
@@ -76,9 +75,9 @@ impl SessionStore {
         let mut told = Told::default();
         for path in self.kv.iter().flat_map(|_| transcripts(folder)) {
             if let Ok(Some(bytes)) = folder::read_file(&path) {
-                each_sequence(&bytes, |tokens, spans| {
-                    told.0.extend(page_names(tokens, spans));
-                    told.1.extend(spans.iter().map(|span| span.key));
+                each_sequence(&bytes, |tokens| {
+                    told.0.extend(disk::names(tokens));
+                    told.1.extend(tokens.images.iter().map(|span| span.key));
                 });
             }
         }
@@ -138,11 +137,6 @@ impl SessionStore {
     }
 }
 
-/// Returns the names of the whole pages of a sequence.
-fn page_names<'a>(ids: &'a [u32], images: &'a [ImageSpan]) -> impl Iterator<Item = PageName> + 'a {
-    disk::names(Tokens { ids, images })
-}
-
 /// What a session uses.
 #[derive(Default)]
 struct Used {
@@ -159,16 +153,16 @@ fn used_in(transcript: &Path, names: &HashSet<PageName>) -> Used {
         Err(_) => return Used { is_unknown: true, ..used },
     };
     let mut departs = false;
-    let is_whole = each_sequence(&bytes, |tokens, spans| {
+    let is_whole = each_sequence(&bytes, |tokens| {
         // A page name covers all pages before it, so the first unknown name ends the shared prefix.
-        for name in page_names(tokens, spans) {
+        for name in disk::names(tokens) {
             if !names.contains(&name) {
                 departs = true;
                 break;
             }
             used.told.0.insert(name);
         }
-        used.told.1.extend(spans.iter().map(|span| span.key));
+        used.told.1.extend(tokens.images.iter().map(|span| span.key));
     });
     used.is_unknown = !is_whole && !departs;
     used

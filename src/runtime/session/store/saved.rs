@@ -13,6 +13,7 @@ use super::record::{BranchReason, BranchRecord, LogRecord, StoredTurnRecord, Unr
 use super::{Blobs, ModelFingerprint, SessionName, StoredTurn, blobs};
 use crate::session::transcript::Transcript;
 use llmctl_image::ImageHash;
+use llmctl_models::adapters::AdapterUse;
 use llmctl_models::images::ImageSpan;
 use llmctl_models::kv::TokenBuf;
 use llmctl_template::message::{Content, Message, Role};
@@ -135,7 +136,11 @@ impl SavedSession {
     /// differ.
     pub fn tokens_of(&self, model: &ModelFingerprint) -> Option<TokenBuf> {
         let last = self.turns.last().filter(|saved| saved.model.is_same(model));
-        last.map(|_| TokenBuf { ids: self.tokens(), images: self.spans() })
+        last.map(|saved| TokenBuf {
+            ids: self.tokens(),
+            images: self.spans(),
+            adapters: saved.turn.adapters.clone(),
+        })
     }
 
     /// Returns the ids of the whole conversation, last answer included.
@@ -236,6 +241,9 @@ impl SavedSession {
         if !turn.spans.iter().all(is_in_tail) || !turn.spans.is_sorted_by(|a, b| a.rows.end <= b.rows.start) {
             return Err("image rows that are not in the turn's prompt".to_owned());
         }
+        if AdapterUse::list(turn.adapters.iter().copied()).as_ref() != Ok(&turn.adapters) {
+            return Err("adapters that are not in order".to_owned());
+        }
         if turn.kept_tokens > num_kept_tokens {
             return Err(format!("the turn keeps {} of {num_kept_tokens} tokens", turn.kept_tokens));
         }
@@ -257,6 +265,9 @@ impl SavedSession {
 
     /// Returns the schema of a new file with this session's content.
     fn needed_version(&self) -> Version {
+        if self.turns.iter().any(|saved| !saved.turn.adapters.is_empty()) {
+            return Version::V5;
+        }
         let has_images = |saved: &Arc<SavedTurn>| {
             !saved.turn.spans.is_empty()
                 || saved.turn.messages.iter().any(|message| message.images().next().is_some())

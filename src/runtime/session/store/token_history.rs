@@ -7,7 +7,9 @@
 use serde::Deserialize;
 
 use super::record::{SpanRecord, knows_schema};
+use llmctl_models::adapters::AdapterUse;
 use llmctl_models::images::ImageSpan;
+use llmctl_models::kv::Tokens;
 
 #[derive(Deserialize)]
 struct HistoryLine {
@@ -31,11 +33,13 @@ struct HistoryTurn {
     generated: Vec<u32>,
     #[serde(default)]
     spans: Vec<SpanRecord>,
+    #[serde(default)]
+    adapters: Vec<AdapterUse>,
 }
 
 /// Calls `each` with sequences, and their image rows, whose prefixes are all that the session ever held. Returns true if every
 /// line was understood.
-pub fn each_sequence(transcript: &[u8], mut each: impl FnMut(&[u32], &[ImageSpan])) -> bool {
+pub fn each_sequence(transcript: &[u8], mut each: impl FnMut(Tokens<'_>)) -> bool {
     let mut history = TokenHistory::default();
     let mut is_whole = transcript.contains(&b'\n');
     for line in transcript.split_inclusive(|byte| *byte == b'\n') {
@@ -45,7 +49,7 @@ pub fn each_sequence(transcript: &[u8], mut each: impl FnMut(&[u32], &[ImageSpan
             Err(_) => is_whole &= is_torn,
         }
     }
-    each(&history.tokens, &history.spans);
+    each(history.tokens());
     is_whole
 }
 
@@ -54,6 +58,7 @@ pub fn each_sequence(transcript: &[u8], mut each: impl FnMut(&[u32], &[ImageSpan
 struct TokenHistory {
     tokens: Vec<u32>,
     spans: Vec<ImageSpan>,
+    adapters: Vec<AdapterUse>,
     turns: Vec<AddedTokens>,
 }
 
@@ -63,11 +68,16 @@ struct AddedTokens {
     kept: usize,
     tokens: Vec<u32>,
     spans: Vec<ImageSpan>,
+    adapters: Vec<AdapterUse>,
 }
 
 impl TokenHistory {
+    fn tokens(&self) -> Tokens<'_> {
+        Tokens { ids: &self.tokens, images: &self.spans, adapters: &self.adapters }
+    }
+
     /// Applies a record. Returns false if it is not understood.
-    fn take(&mut self, history: HistoryRecord, each: &mut impl FnMut(&[u32], &[ImageSpan])) -> bool {
+    fn take(&mut self, history: HistoryRecord, each: &mut impl FnMut(Tokens<'_>)) -> bool {
         let HistoryRecord { r#type, schema, number, turn, turns } = history;
         match (r#type.as_str(), number, turn, turns) {
             ("header", ..) => schema.is_some_and(|schema| knows_schema(&schema)),
@@ -78,17 +88,18 @@ impl TokenHistory {
         }
     }
 
-    fn add(&mut self, number: usize, turn: HistoryTurn, each: &mut impl FnMut(&[u32], &[ImageSpan])) -> bool {
+    fn add(&mut self, number: usize, turn: HistoryTurn, each: &mut impl FnMut(Tokens<'_>)) -> bool {
         let is_known = number.checked_sub(1).is_some_and(|kept| self.rewind(kept, each));
         if !is_known || turn.kept_tokens > self.tokens.len() {
             return false; // an earlier turn is missing
         }
-        if turn.kept_tokens < self.tokens.len() {
-            each(&self.tokens, &self.spans);
+        // With other adapters, rows of the same tokens are others.
+        if turn.kept_tokens < self.tokens.len() || turn.adapters != self.adapters {
+            each(self.tokens());
         }
         let tokens = [turn.prompt_tail, turn.generated].concat();
         let spans = turn.spans.into_iter().map(ImageSpan::from).collect();
-        let added = AddedTokens { kept: turn.kept_tokens, tokens, spans };
+        let added = AddedTokens { kept: turn.kept_tokens, tokens, spans, adapters: turn.adapters };
         self.append(&added);
         self.turns.push(added);
         true
@@ -99,13 +110,14 @@ impl TokenHistory {
         self.tokens.extend_from_slice(&added.tokens);
         self.spans.retain(|span| span.rows.end <= added.kept);
         self.spans.extend_from_slice(&added.spans);
+        self.adapters.clone_from(&added.adapters);
     }
 
-    fn rewind(&mut self, turns: usize, each: &mut impl FnMut(&[u32], &[ImageSpan])) -> bool {
+    fn rewind(&mut self, turns: usize, each: &mut impl FnMut(Tokens<'_>)) -> bool {
         if turns >= self.turns.len() {
             return turns == self.turns.len();
         }
-        each(&self.tokens, &self.spans);
+        each(self.tokens());
         self.turns.truncate(turns);
         (self.tokens, self.spans) = (Vec::new(), Vec::new());
         let kept = std::mem::take(&mut self.turns);
@@ -132,7 +144,7 @@ mod tests {
         let lines = records.iter().map(|record| format!("{{\"crc32\":\"any\",\"record\":{record}}}\n"));
         let mut sequences = Vec::new();
         let is_whole =
-            each_sequence(lines.collect::<String>().as_bytes(), |tokens, _| sequences.push(tokens.to_vec()));
+            each_sequence(lines.collect::<String>().as_bytes(), |tokens| sequences.push(tokens.ids.to_vec()));
         (sequences, is_whole)
     }
 
@@ -160,8 +172,8 @@ mod tests {
         assert_eq!(history(&[HEADER, &first, r#"{"type":"telepathy"}"#]), (vec![vec![1, 2]], false));
         let later = HEADER.replace("v1", "v9");
         assert_eq!(history(&[&later, &first, &second]), (vec![vec![1, 2, 3]], false));
-        assert!(!each_sequence(b"", |_, _| {}) && !each_sequence(b"\0\xff", |_, _| {}));
+        assert!(!each_sequence(b"", |_| {}) && !each_sequence(b"\0\xff", |_| {}));
         let torn = format!("{{\"record\":{HEADER}}}\n{{\"record\":{}", &first[..20]);
-        assert!(each_sequence(torn.as_bytes(), |tokens, _| assert!(tokens.is_empty())));
+        assert!(each_sequence(torn.as_bytes(), |tokens| assert!(tokens.is_empty())));
     }
 }

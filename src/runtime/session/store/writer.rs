@@ -334,6 +334,7 @@ mod tests {
             prompt_tail: vec![1, 2],
             generated: vec![3],
             spans: Vec::new(),
+            adapters: Vec::new(),
             splice_after: None,
             sampling: Sampling::default(),
             finish: Finish::Eos(2),

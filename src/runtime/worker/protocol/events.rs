@@ -76,7 +76,7 @@ impl EventEncoder {
     }
 
     fn done(&mut self, outcome: Outcome) -> DoneLine {
-        let Outcome { finish, usage, timings, seed } = outcome;
+        let Outcome { finish, usage, timings, seed, adapters } = outcome;
         let rate = |rate: Option<f64>| rate.unwrap_or(0.0);
         let tells_ids = self.detail != Detail::Events && !matches!(finish, Finish::StopString(_));
         let tells_reasons = self.detail != Detail::Reference;
@@ -101,6 +101,7 @@ impl EventEncoder {
             ttft_ms: timings.time_to_first_token.filter(|_| tells_reasons).map(ms),
             seed: tells_reasons.then_some(seed),
             finish: Some(finish).filter(|_| tells_reasons),
+            adapters: if self.detail == Detail::Events { adapters } else { Vec::new() },
             drafted_tokens: if self.detail == Detail::Events { usage.drafted_tokens } else { 0 },
             accepted_tokens: if self.detail == Detail::Events { usage.accepted_tokens } else { 0 },
             draft_model: usage.draft_model.filter(|_| self.detail == Detail::Events),
@@ -170,6 +171,7 @@ impl DoneLine {
                 total: duration(self.total_ms)?,
             },
             seed: self.seed?,
+            adapters: self.adapters.clone(),
         })
     }
 }

@@ -13,6 +13,7 @@ use crate::grammar::{Grammar, GrammarSource};
 use crate::request::{EngineSessionName, Limits, LoopGuard, Overflow, PromptImage, ReasoningLimit, Request};
 use llmctl_base::error::{Error, Result};
 use llmctl_base::{SamplerStep, Sampling, SamplingNumbers};
+use llmctl_models::adapters::AdapterUse;
 
 /// Arguments of a generation. The defaults are the reference server's, not those of [`Request`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -73,6 +74,9 @@ pub struct Generate {
     pub deadline_ms: Option<f64>,
     #[serde(skip_serializing_if = "LoopGuard::is_default")]
     pub loop_guard: LoopGuard,
+    /// LoRA adapters; absent for those that the model was loaded with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub adapters: Option<Vec<AdapterUse>>,
     /// Send every [`Event`] in full.
     pub events: bool,
 }
@@ -124,6 +128,7 @@ impl Default for Generate {
             prediction: Vec::new(),
             deadline_ms: None,
             loop_guard: LoopGuard::default(),
+            adapters: None,
             events: false,
         }
     }
@@ -146,6 +151,7 @@ impl From<&Request> for Generate {
             prediction,
             session,
             images,
+            adapters,
         } = request;
         Self {
             prompt: None,
@@ -174,6 +180,7 @@ impl From<&Request> for Generate {
             prediction: prediction.clone(),
             deadline_ms: limits.deadline.map(ms),
             loop_guard: limits.loop_guard,
+            adapters: adapters.clone(),
             events: true,
         }
     }
@@ -242,6 +249,7 @@ impl Generate {
             prediction: self.prediction,
             session: self.session_id,
             images,
+            adapters: self.adapters,
         })
     }
 }

@@ -21,6 +21,7 @@ use crate::request::{
 };
 use crate::spec::EngineSpec;
 use llmctl_base::error::{Error, Result};
+use llmctl_models::adapters::AdapterUse;
 use llmctl_models::images::ImageSpan;
 
 pub use events::{Detail, EventEncoder};
@@ -105,6 +106,8 @@ pub struct Restore {
     /// Rows of images among the tokens.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<ImageSpan>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<AdapterUse>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -273,6 +276,8 @@ pub struct DoneLine {
     pub seed: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finish: Option<Finish>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<AdapterUse>,
     /// Tokens that were computed before they were sampled; 0 for calls without `events`.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub drafted_tokens: usize,

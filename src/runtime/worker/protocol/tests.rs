@@ -22,6 +22,7 @@ use crate::session::SessionState;
 use llmctl_base::error::{GrammarError, LoadError, StoreError};
 use llmctl_base::{SAMPLING, SamplerStep, Sampling, SamplingNumbers};
 use llmctl_image::{ImageFile, ImageHash, ImageLimits};
+use llmctl_models::adapters::{AdapterKey, AdapterUse};
 use llmctl_models::images::{ImageKey, ImageSpan};
 use llmctl_template::TemplateError;
 
@@ -129,6 +130,7 @@ fn a_request_comes_out_as_it_went_in() {
             closing: vec![7, 8],
         }),
         prediction: vec![3, 1, 2],
+        adapters: Some(vec![AdapterUse { key: AdapterKey([3; 32]), scale: -0.25 }]),
         session: Some(named("a b/\u{1F600}")),
     });
     let seeded = Sampling { seed: Some(u64::MAX), ..Sampling::default() };
@@ -150,6 +152,7 @@ fn the_schema_has_each_field_of_a_generation() {
             key: ImageKey([7; 32]),
             sha256: "0".repeat(64),
         }],
+        adapters: Some(vec![AdapterUse { key: AdapterKey([7; 32]), scale: 0.5 }]),
         max_new_tokens: 9,
         overflow: Overflow::Refuse,
         top_k: 5,
@@ -283,6 +286,7 @@ fn outcome(finish: Finish) -> Outcome {
             total: Duration::from_nanos(123_456_789_012),
         },
         seed: u64::MAX,
+        adapters: vec![AdapterUse { key: AdapterKey([7; 32]), scale: 0.5 }],
     }
 }
 
@@ -437,7 +441,12 @@ fn calls_come_out_as_they_went_in() {
         Op::Close(of_session()),
         Op::Reset(of_session()),
         Op::Fork(Fork { session_id: named("s"), to: named("t") }),
-        Op::Restore(Restore { session_id: named("s"), tokens: vec![1, 2], images: vec![span] }),
+        Op::Restore(Restore {
+            session_id: named("s"),
+            tokens: vec![1, 2],
+            images: vec![span],
+            adapters: Vec::new(),
+        }),
         Op::Inspect(of_session()),
         Op::Sessions(Nothing {}),
         Op::Cancel(Cancel { request: Some(Id::Text("a".to_owned())) }),
