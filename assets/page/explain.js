@@ -10,6 +10,7 @@ const REASONS = {
   equal: "The prompt was what the session holds; only its last token was computed again.",
   partial_prefix: "The prompt and the session part before the session's end.",
   mismatch: "The prompt and the session part at the first token.",
+  adapters: "The session was computed with other LoRA adapters.",
   prefix_cache: "The session was not in memory, but pages of other requests begin in the same way.",
   restored: "The session's pages were read from disk.",
   evicted: "Other requests had taken the session's memory.",

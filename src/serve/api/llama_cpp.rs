@@ -18,6 +18,7 @@ use crate::App;
 use crate::error::ApiError;
 use llmctl_engine::Token;
 use llmctl_engine::turn::Delta;
+use llmctl_models::adapters::AdapterSpec;
 
 /// Goes on with a text, or with several.
 pub async fn completion(
@@ -53,14 +54,23 @@ pub async fn slots(State(app): State<App>) -> Result<Json<Value>, ApiError> {
     Ok(Json((0..spec.config.max_running).map(slot).collect()))
 }
 
-/// Returns the adapters of the model: none.
-pub async fn adapters() -> Json<Value> {
+/// Returns the adapters of the model, with the scales of requests that name none.
+pub async fn adapters(State(app): State<App>) -> Result<Json<Value>, ApiError> {
+    let engine = app.engine()?;
+    let adapters = engine.spec().model.adapters.iter().enumerate();
+    let adapter =
+        |(id, spec): (usize, &AdapterSpec)| json!({"id": id, "path": spec.name, "scale": spec.scale});
+    Ok(Json(adapters.map(adapter).collect()))
+}
+
+/// Returns the adapters of a server of several models: none.
+pub async fn no_adapters() -> Json<Value> {
     Json(json!([]))
 }
 
-/// Refuses to change the scales of adapters, of which there are none.
+/// Refuses to change the scales of adapters: answers would depend on what other clients have set.
 pub async fn change_adapters() -> ApiError {
-    let message = "lora: this server has no adapters";
+    let message = "lora: scales are set when the server starts (serve --lora FILE=SCALE) and by each request (\"lora\": [{\"id\": 0, \"scale\": 1}])";
     ApiError::new(StatusCode::BAD_REQUEST, Some("unsupported_parameter"), message).param("lora")
 }
 

@@ -15,7 +15,7 @@ use super::collect::Collected;
 use super::generate::{FinishedChoice, GenerateRequest, Prompt, Totals};
 use super::image_urls::problems;
 use super::reply::{AnswerHeaders, Ignored};
-use super::request::{AnswerParams, Streaming, check_model, check_tools, sampling, with_settings};
+use super::request::{AnswerParams, Streaming, adapters, check_model, check_tools, sampling, with_settings};
 use super::sse::{self, WireFormat};
 use super::{drive, text};
 use crate::App;
@@ -98,7 +98,8 @@ pub fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<M
         ..limits
     };
     let is_streamed = fields.flag("stream").unwrap_or(false);
-    let turn = TurnRequest { sampling: sampling(app, &engine, &mut fields), limits, ..asked.turn };
+    let (sampling, adapters) = (sampling(app, &engine, &mut fields), adapters(&engine, &mut fields));
+    let turn = TurnRequest { sampling, limits, adapters, ..asked.turn };
     let streaming = Streaming { is_on: is_streamed, ..Streaming::default() };
     let mut params = AnswerParams { num_choices: 1, turn, streaming };
     check_continued(&mut fields, "messages", &params.turn.answer_start, params.has_constraint());

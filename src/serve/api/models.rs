@@ -4,6 +4,8 @@
 //! Invariant: one length of context stands under every name that some client reads; null while no engine
 //! runs.
 
+use std::borrow::Cow;
+
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -14,6 +16,7 @@ use crate::error::ApiError;
 use crate::wire::anthropic::is_anthropic;
 use crate::wire::json::members;
 use crate::{App, ServedEmbedder};
+use llmctl_models::adapters::AdapterSpec;
 use llmctl_template::DateTime;
 
 /// Names of the context length at the top level of a model, as vLLM, OpenRouter and LM Studio spell it.
@@ -21,10 +24,11 @@ const CONTEXT_NAMES: [&str; 3] = ["max_model_len", "context_length", "max_contex
 
 /// Returns the list in OpenAI's form, or in Anthropic's for its clients.
 pub async fn list(State(app): State<App>, headers: HeaderMap) -> Json<Value> {
-    let models: Vec<ModelEntry<'_>> = std::iter::once(ModelEntry::served(&app)).chain(beside(&app)).collect();
+    let served = std::iter::once(ModelEntry::served(&app));
+    let models: Vec<ModelEntry<'_>> = served.chain(adapted(&app)).chain(beside(&app)).collect();
     if is_anthropic("", &headers) {
         let data: Vec<Value> = models.iter().map(|listed| listed.anthropic(&app)).collect();
-        let [first, last] = [models.first(), models.last()].map(|listed| listed.map(|listed| listed.id));
+        let [first, last] = [models.first(), models.last()].map(|listed| listed.map(|listed| &listed.id));
         return Json(json!({"data": data, "has_more": false, "first_id": first, "last_id": last}));
     }
     let data: Vec<_> = models.iter().map(|listed| listed.openai(&app)).collect();
@@ -37,8 +41,8 @@ pub async fn get(
     Path(id): Path<String>,
     headers: HeaderMap,
 ) -> Result<Json<Value>, ApiError> {
-    let embedder = beside(&app).filter(|listed| listed.id == id);
-    let listed = embedder.or_else(|| app.answers_to(&id).then(|| ModelEntry::served(&app)));
+    let other = adapted(&app).into_iter().chain(beside(&app)).find(|listed| listed.id == id);
+    let listed = other.or_else(|| app.answers_to(&id).then(|| ModelEntry::served(&app)));
     match listed {
         Some(listed) if is_anthropic("", &headers) => Ok(Json(listed.anthropic(&app))),
         Some(listed) => Ok(Json(listed.openai(&app).into())),
@@ -48,38 +52,53 @@ pub async fn get(
 
 /// A model of the server, as lists show it.
 struct ModelEntry<'a> {
-    id: &'a str,
+    id: Cow<'a, str>,
     context: Option<usize>,
     /// The model for embeddings or scores beside the one that writes text, if it is this.
     embedder: Option<&'a ServedEmbedder>,
+    /// It is the model with one of its adapters.
+    is_adapted: bool,
+}
+
+/// Returns the model with each of its adapters, which a request may name in its place.
+fn adapted(app: &App) -> Vec<ModelEntry<'_>> {
+    let Ok(engine) = app.engine() else { return Vec::new() };
+    let entry = |spec: &AdapterSpec| {
+        let id = format!("{}:{}", app.model().id, spec.name).into();
+        ModelEntry { id, is_adapted: true, ..ModelEntry::served(app) }
+    };
+    engine.spec().model.adapters.iter().map(entry).collect()
 }
 
 /// Returns the model for embeddings or scores beside the one that writes text.
 fn beside(app: &App) -> Option<ModelEntry<'_>> {
     let served = app.embedder().filter(|served| !served.is_alone)?;
     let context = Some(served.client.texts().spec.context_length);
-    Some(ModelEntry { id: &served.id, context, embedder: Some(served) })
+    Some(ModelEntry { id: served.id.as_str().into(), context, embedder: Some(served), is_adapted: false })
 }
 
 impl<'a> ModelEntry<'a> {
     fn served(app: &'a App) -> Self {
-        Self { id: &app.model().id, context: context_length(app), embedder: None }
+        let id = app.model().id.as_str().into();
+        Self { id, context: context_length(app), embedder: None, is_adapted: false }
     }
 
     fn anthropic(&self, app: &App) -> Value {
-        anthropic_object(self.id, app.model().created, self.context)
+        anthropic_object(&self.id, app.model().created, self.context)
     }
 
     /// Returns OpenAI's object with the members that other servers add to it.
     fn openai(&self, app: &App) -> Map<String, Value> {
         let chat = self.embedder.is_none().then(|| &app.model().chat_tokenizer);
-        let aliases = if chat.is_some() { &app.settings().aliases[..] } else { &[] };
+        let parent = self.is_adapted.then(|| &app.model().id);
+        let aliases = if chat.is_some() && !self.is_adapted { &app.settings().aliases[..] } else { &[] };
         let object = json!({
             "id": self.id,
             "object": "model",
             "created": app.model().created,
             "owned_by": "llmctl",
-            "type": "base",
+            "type": if self.is_adapted { "adapter" } else { "base" },
+            "parent": parent,
             "capabilities": {
                 "completion_chat": chat.is_some_and(|chat| chat.has_template()),
                 "function_calling": chat.is_some_and(|chat| chat.output_markup().tool_calls.is_some()),

@@ -22,7 +22,8 @@ use super::generate::{FinishedChoice, GenerateRequest, Prompt, Totals};
 use super::image_urls::problems;
 use super::reply::{self, AnswerHeaders, Head, Ignored};
 use super::request::{
-    AnswerParams, Streaming, check_model, check_ranges, check_tools, with_known_roles, with_settings,
+    AnswerParams, Streaming, adapters, check_model, check_ranges, check_tools, with_known_roles,
+    with_settings,
 };
 use super::sse::{self, WireFormat};
 use crate::App;
@@ -220,6 +221,7 @@ fn answer_fields(
         limits,
         logprobs: params::logprobs(fields, None),
         constraint: ollama::format(fields, schema_open),
+        adapters: adapters(engine, fields),
         reasoning_budget,
         ..TurnRequest::default()
     };

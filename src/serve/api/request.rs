@@ -19,6 +19,7 @@ use crate::wire::{Fields, Problems, message, options, params, shape, tools};
 use llmctl_base::{Error, GivenSampling};
 use llmctl_engine::turn::{AnswerStart, InfillPrompt, TextPrompt, ToolUse, TurnRequest};
 use llmctl_engine::{ChatTokenizer, EngineClient, Limits, MAX_LOGPROBS, Overflow, draw_seed};
+use llmctl_models::adapters::AdapterUse;
 use llmctl_template::{Conversation, ImageRef, Message, Role};
 
 /// OpenAI's default for completions, which its clients rely on.
@@ -339,6 +340,7 @@ pub fn params(
         logprobs: params::logprobs(fields, None),
         constraint: shape::shape(fields, reading.schema_open),
         prediction: params::prediction(fields),
+        adapters: adapters(engine, fields),
         ..TurnRequest::default()
     };
     let streaming = streaming(fields);
@@ -390,6 +392,7 @@ pub fn check_ranges(sampling: &GivenSampling, vocab_size: usize, problems: &mut 
 pub fn check_model(app: &App, fields: &mut Fields<'_>) -> Result<(), ApiError> {
     match fields.text("model") {
         Some(model) if app.answers_to(&model) => Ok(()),
+        Some(model) if name_adapter(app, &model, fields) => Ok(()),
         Some(model) if app.knows_other(&model) => Err(model_not_found(&model, &app.model().id)),
         Some(_) => {
             fields.ignored("model");
@@ -397,6 +400,53 @@ pub fn check_model(app: &App, fields: &mut Fields<'_>) -> Result<(), ApiError> {
         }
         None => Ok(()),
     }
+}
+
+/// Lets a request use the adapter alone that stands behind the model's name, as in `MODEL:ADAPTER`. Returns false if none does.
+fn name_adapter(app: &App, model: &str, fields: &mut Fields<'_>) -> bool {
+    let Some((_, name)) = model.rsplit_once(':').filter(|(base, _)| app.answers_to(base)) else {
+        return false;
+    };
+    let Ok(engine) = app.engine() else { return false };
+    let Some(spec) = engine.spec().model.adapters.iter().find(|spec| spec.name == name) else { return false };
+    match fields.has("lora") {
+        true => fields.out_of_range("lora", "contradicts the adapter that \"model\" names"),
+        false => {
+            let scale = if spec.scale == 0.0 { 1.0 } else { spec.scale };
+            fields.put("lora", json!([{"id": name, "scale": scale}]));
+        }
+    }
+    true
+}
+
+/// Reads llama.cpp's list of adapters by their number or name, each with its scale; those that are not in it are not used.
+pub fn adapters(engine: &EngineClient, fields: &mut Fields<'_>) -> Option<Vec<AdapterUse>> {
+    const NAME: &str = "lora";
+    let known = &engine.spec().model.adapters;
+    let mut uses = Vec::new();
+    for (index, item) in fields.list(NAME)?.into_iter().enumerate() {
+        let at = format!("{NAME}[{index}]");
+        let mut item = fields.within(&at, item)?;
+        let id = item.take("id");
+        let spec = match &id {
+            Some(Value::String(name)) => known.iter().find(|spec| spec.name == *name),
+            Some(number) => number.as_u64().and_then(|number| known.get(usize::try_from(number).ok()?)),
+            None => None,
+        };
+        let scale = item.number("scale").unwrap_or(1.0);
+        match spec {
+            Some(spec) => uses.push(AdapterUse { key: spec.key, scale }),
+            None if known.is_empty() => {
+                item.out_of_range("id", "names an adapter, and this server has none (serve --lora)")
+            }
+            None => {
+                item.out_of_range("id", "is no number or name of an adapter (GET /lora-adapters lists them)")
+            }
+        }
+        item.end();
+    }
+    let list = AdapterUse::list(uses);
+    list.map_err(|scale| fields.out_of_range(NAME, &format!("has a scale of {scale}"))).ok()
 }
 
 pub fn model_not_found(model: &str, served: &str) -> ApiError {

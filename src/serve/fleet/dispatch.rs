@@ -43,7 +43,7 @@ pub fn routes(fleet: Fleet) -> Router {
     let all = BY_QUERY.iter().fold(with_body, |routes, path| routes.route(path, get(by_query)));
     let all = all.merge(api::session_routes()).merge(api::tool_routes()).merge(api::store_routes());
     let change = post(api::llama_cpp::change_adapters);
-    all.route("/lora-adapters", get(api::llama_cpp::adapters).merge(change)).with_state(fleet)
+    all.route("/lora-adapters", get(api::llama_cpp::no_adapters).merge(change)).with_state(fleet)
 }
 
 async fn by_body(State(fleet): State<Fleet>, request: Request) -> Result<Response, ApiError> {

@@ -587,7 +587,13 @@ mod tests {
             DraftModelUsage { drafted_tokens: 5, accepted_tokens: 4, ..DraftModelUsage::default() };
         let usage =
             Usage { drafted_tokens: 9, accepted_tokens: 7, draft_model: Some(by_model), ..Usage::default() };
-        let outcome = Outcome { finish: Finish::MaxTokens, usage, timings: Timings::default(), seed: 1 };
+        let outcome = Outcome {
+            finish: Finish::MaxTokens,
+            usage,
+            timings: Timings::default(),
+            seed: 1,
+            adapters: Vec::new(),
+        };
         let request_id = "r".to_owned();
         let inter_token = Vec::new();
         metrics.turn(&FinishedTurn {

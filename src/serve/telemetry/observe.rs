@@ -157,7 +157,7 @@ mod tests {
             total: Duration::from_millis(total_ms),
         };
         let usage = Usage { prompt_tokens: 10, cached_tokens: 6, completion_tokens: 5, ..Usage::default() };
-        let outcome = Outcome { finish: Finish::MaxTokens, usage, timings, seed: 1 };
+        let outcome = Outcome { finish: Finish::MaxTokens, usage, timings, seed: 1, adapters: Vec::new() };
         let session = Some("a b\n".to_owned());
         FinishedTurn {
             model: "m".to_owned(),

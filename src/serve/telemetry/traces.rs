@@ -269,7 +269,7 @@ mod tests {
             session: Some("s".to_owned()),
             engine: 0,
             started: None,
-            outcome: Outcome { finish: Finish::MaxTokens, usage, timings, seed: 1 },
+            outcome: Outcome { finish: Finish::MaxTokens, usage, timings, seed: 1, adapters: Vec::new() },
             inter_token: Vec::new(),
         }
     }

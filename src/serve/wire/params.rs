@@ -36,19 +36,18 @@ pub fn sampling(fields: &mut Fields<'_>, defaults: &GivenSampling) -> GivenSampl
 /// Reads llama.cpp's order of samplers: their names, in a list or in one text.
 fn samplers(fields: &mut Fields<'_>) -> Option<Vec<SamplerStep>> {
     const NAME: &str = "samplers";
-    let steps = match fields.take(NAME)? {
-        Value::String(names) => SamplerStep::list(names.split([',', ';']).filter(|name| !name.is_empty())),
-        // The last of editors' orders; without it the order says nothing that llmctl can keep.
-        Value::Array(names) if names.iter().any(|name| name == "infill") => {
-            fields.ignored(NAME);
-            return None;
-        }
-        Value::Array(names) => {
-            let read: Option<Vec<&str>> = names.iter().map(Value::as_str).collect();
-            read.map_or_else(|| Err("not a list of names".to_owned()), SamplerStep::list)
-        }
-        _ => Err("not a list of names".to_owned()),
+    let given = fields.take(NAME)?;
+    let names: Option<Vec<&str>> = match &given {
+        Value::String(names) => Some(names.split([',', ';']).filter(|name| !name.is_empty()).collect()),
+        Value::Array(names) => names.iter().map(Value::as_str).collect(),
+        _ => None,
     };
+    // The last of editors' orders; without it the order says nothing that llmctl can keep.
+    if names.as_ref().is_some_and(|names| names.contains(&"infill")) {
+        fields.ignored(NAME);
+        return None;
+    }
+    let steps = names.map_or_else(|| Err("not a list of names".to_owned()), SamplerStep::list);
     steps.map_err(|message| fields.out_of_range(NAME, &format!("are refused: {message}"))).ok()
 }
 
