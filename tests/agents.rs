@@ -104,6 +104,35 @@ const CODEX: Case = Case {
     },
 };
 
+const COPILOT: Case = Case {
+    agent: "copilot",
+    ask: &["--allow-all-tools", "-p"],
+    go_on: &["--allow-all-tools", "--continue", "-p"],
+    is_proxied: true,
+    calls: |word| {
+        [
+            ("view", json!({"path": "notes.txt"})),
+            ("create", json!({"path": format!("{word}.txt"), "file_text": format!("seen {word}\n")})),
+            ("bash", json!({"command": format!("cat {word}.txt >> log.txt"), "description": "log it"})),
+        ]
+    },
+};
+
+/// It needs Node 24.
+const KIMI: Case = Case {
+    agent: "kimi",
+    ask: &["-p"],
+    go_on: &["--continue", "-p"],
+    is_proxied: true,
+    calls: |word| {
+        [
+            ("Read", json!({"path": "notes.txt"})),
+            ("Write", json!({"path": format!("{word}.txt"), "content": format!("seen {word}\n")})),
+            ("Bash", json!({"command": format!("cat {word}.txt >> log.txt")})),
+        ]
+    },
+};
+
 /// The turns of the conversation itself: agents ask for titles and the like with much shorter prompts.
 fn main_turns(turns: &[Turn]) -> Vec<Turn> {
     let longest = turns.iter().map(|turn| turn.prompt_tokens).max().unwrap_or_default();
@@ -170,6 +199,16 @@ fn claude_code_completes_a_task() {
 #[test]
 fn codex_completes_a_task() {
     complete_a_task(&CODEX);
+}
+
+#[test]
+fn copilot_completes_a_task() {
+    complete_a_task(&COPILOT);
+}
+
+#[test]
+fn kimi_code_completes_a_task() {
+    complete_a_task(&KIMI);
 }
 
 /// Lets an agent show the model the picture of its folder, and checks that it works on.

@@ -69,7 +69,9 @@ fn what_is_missing_is_an_error_before_a_model_is_loaded() {
     command.env("PATH", place.folder.path());
     finish(command, "").check(66, "npm install -g @earendil-works/pi-coding-agent");
     place.run(&["launch", "pi", "--endpoint", "http://127.0.0.1:1"]).check(69, "cannot connect to");
-    place.run(&["launch", "vi"]).check(2, "possible values: claude, codex, opencode, pi, qwen");
+    place
+        .run(&["launch", "vi"])
+        .check(2, "possible values: claude, cline, codex, copilot, droid, goose, kimi, opencode, pi, qwen");
 }
 
 #[cfg(unix)]
