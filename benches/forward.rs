@@ -103,6 +103,7 @@ fn main() {
         packed: None,
         prediction: PredictionUse::Never,
         images: ImageUse::default(),
+        adapters: Vec::new(),
     };
     let source = ModelSource::Gguf(model.clone().into());
     let resolved = Resolved::new(model.clone(), source);

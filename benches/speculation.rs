@@ -259,6 +259,7 @@ fn load_plain(path: &str, options: &Options, script_len: usize) -> LoadedModel {
             Some("mtp") => PredictionUse::Required,
             _ => PredictionUse::Never,
         },
+        adapters: Vec::new(),
     };
     let resolved = Resolved::new(path.to_owned(), source(path.into()));
     let assistant = options.assistant.clone();

@@ -88,6 +88,7 @@ fn here(options: &Options) -> Result<EngineClient, Failure> {
         kv_memory: None,
         available_memory: None,
         packed: None,
+        adapters: Vec::new(),
         prediction: PredictionUse::Never,
     };
     let loaded = load::load(&resolved, &load_options, &mut |_, _| ())?;

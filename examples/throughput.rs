@@ -97,6 +97,7 @@ impl Bench {
             kv_memory: None,
             available_memory: None,
             packed: options.packed.clone(),
+            adapters: Vec::new(),
             prediction: PredictionUse::Never,
         };
         let loaded = load::load(&resolved, &load_options, &mut |_, _| ())?;

@@ -37,8 +37,14 @@ pub struct Script {
 impl Default for Script {
     fn default() -> Self {
         let (architecture, vocab_size, context_length) = ("script".to_owned(), 256, 100);
-        let model =
-            ModelSpec { architecture, vocab_size, context_length, groups: Vec::new(), can_rewind: true };
+        let model = ModelSpec {
+            architecture,
+            vocab_size,
+            context_length,
+            groups: Vec::new(),
+            can_rewind: true,
+            adapters: Vec::new(),
+        };
         let config = EngineConfig::new(context_length, Vec::new());
         let spec = EngineSpec::new(model, config).expect("a spec without pages fits");
         let (answers, requests) = Default::default();
@@ -63,7 +69,7 @@ pub fn saying(text: &str, prompt_tokens: usize, finish: Finish) -> Vec<Event> {
         ..Timings::default()
     };
     let mut events: Vec<_> = text.chars().map(one).collect();
-    events.push(Event::Done(Outcome { finish, usage, timings, seed: 42 }));
+    events.push(Event::Done(Outcome { finish, usage, timings, seed: 42, adapters: Vec::new() }));
     events
 }
 

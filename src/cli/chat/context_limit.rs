@@ -323,7 +323,13 @@ impl Chat<'_> {
                 ..Usage::default()
             };
             let seed = turn.sampling.seed.unwrap_or_default();
-            let outcome = Outcome { finish: turn.finish.clone(), usage, timings: Timings::default(), seed };
+            let outcome = Outcome {
+                finish: turn.finish.clone(),
+                usage,
+                timings: Timings::default(),
+                seed,
+                adapters: turn.adapters.clone(),
+            };
             let sampling = turn.sampling.clone();
             self.replay_turn(
                 &mut messages,

@@ -184,7 +184,9 @@ const FLAGS: &[(&[&str], &[&str], &str)] = &[
     (&["clip", "projector", "mmproj-path"], &["mmproj"], "'--mmproj FILE'"),
     (&["image-min-tokens", "image-max-tokens"], &["image-tokens"], "'--image-tokens MIN..MAX'"),
     (&["audio", "video"], &[], "llmctl reads text and images, no audio or video yet"),
-    (&["lora", "adapter"], &[], "there are no LoRA adapters yet: merge the adapter into its model"),
+    (&["lora", "adapter", "lora-modules"], &["lora"], "'--lora FILE' or '--lora FILE=SCALE'"),
+    (&["lora-scaled"], &["lora"], "'--lora FILE=SCALE'"),
+    (&["lora-init-without-apply"], &["lora"], "'--lora FILE=0'"),
     (&["stream"], &["no-stream"], "answers are streamed unless there is '--no-stream'"),
 ];
 
@@ -254,7 +256,7 @@ mod tests {
         check(&["run", "--images", "x"], "'--image FILE'");
         check(&["chat", "--image", "x"], "'/image FILE' in the chat");
         check(&["embed", "--image", "x"], "embed reads texts, no images");
-        check(&["chat", "--lora", "x"], "there are no LoRA adapters yet");
+        check(&["chat", "--lora-scaled", "x", "2"], "'--lora FILE=SCALE'");
         assert!(!parse(&["serve", "--listen", "x"]).contains("--lenient"), "no other flag is suggested");
         check(&["run", "--temprature", "1"], "a similar argument exists: '--temperature'");
         check(&["rnu"], "a similar subcommand exists: 'run'");

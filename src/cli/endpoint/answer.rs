@@ -220,6 +220,7 @@ impl EndpointAnswer {
             timings: self.timings(),
             usage: self.usage.unwrap_or_default(),
             seed: seed.unwrap_or_default(),
+            adapters: Vec::new(),
         };
         let answer = Answer {
             content: self.content,

@@ -29,7 +29,7 @@ use request::{EndpointKind, EndpointRequest};
 /// Arguments that have no meaning with an endpoint. From a configuration file or a variable they are for models here, except those
 /// that change an answer (the last four): these are refused wherever they come from.
 pub const WITHOUT_MEANING: &str = "\
-draft_model dtype quantize ctx threads threads_batch cpu kv_type device chat_template bos_id eos_id mmproj no_mmproj image_tokens \
+draft_model dtype quantize ctx threads threads_batch cpu kv_type device chat_template bos_id eos_id mmproj no_mmproj image_tokens lora \
 engine engine_cache_salt no_warm_resume kv_memory kv_disk packed_disk speculate overflow raw \
 prefill_response logprobs";
 

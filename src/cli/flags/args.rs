@@ -23,7 +23,7 @@ use llmctl_base::{
 use llmctl_engine::http_engine::{EndpointUrl, EngineUrl};
 use llmctl_engine::{Limits, LoopGuard, Overflow, Speculation};
 use llmctl_hub::Aliases;
-use llmctl_models::load::{Dtype, Isa, KvType, Pooling};
+use llmctl_models::load::{AdapterFile, Dtype, Isa, KvType, Pooling};
 
 /// Returns the parser of a flag's whole number.
 pub fn count(range: impl RangeBounds<u64>) -> RangedU64ValueParser<usize> {
@@ -177,6 +177,14 @@ pub struct ModelArgs {
     #[command(flatten)]
     pub remote: RemoteArgs,
 
+    /// LoRA adapter to load with the model, a GGUF file or a folder of PEFT, and its factor (repeatable)
+    ///
+    /// Answers use all adapters that are given, each with its factor (default: 1). FILE=0 loads an adapter for requests that name it:
+    /// "lora": [{"id": "NAME", "scale": 1}], or "model": "MODEL:NAME", where NAME is the file's or folder's name without ending. A GGUF
+    /// model takes GGUF adapters, a folder takes those of PEFT.
+    #[arg(long, value_name = "FILE[=SCALE]", hide_short_help = true)]
+    pub lora: Vec<LoraFile>,
+
     #[command(flatten)]
     pub fetch: FetchArgs,
 
@@ -214,6 +222,30 @@ pub struct ImageArgs {
     /// Models whose images all take the same number of tokens ignore it.
     #[arg(long, value_name = "MAX", hide_short_help = true)]
     pub image_tokens: Option<ImageTokens>,
+}
+
+/// `--lora`: an adapter, and the factor of what it adds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoraFile(pub AdapterFile);
+
+impl fmt::Display for LoraFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.0.path.display(), self.0.scale)
+    }
+}
+
+impl FromStr for LoraFile {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // A file may have "=" in its name.
+        let scaled = text.rsplit_once('=').and_then(|(path, scale)| Some((path, scale.parse::<f32>().ok()?)));
+        let (path, scale) = scaled.unwrap_or((text, 1.0));
+        match !path.is_empty() && scale.is_finite() {
+            true => Ok(Self(AdapterFile { path: path.into(), scale })),
+            false => Err("neither FILE nor FILE=SCALE".to_owned()),
+        }
+    }
 }
 
 /// `--image-tokens`: least and most tokens of an image.

@@ -517,6 +517,7 @@ pub fn options(
     };
     Ok(LoadOptions {
         images: args.images.asked(),
+        adapters: args.lora.iter().map(|asked| asked.0.clone()).collect(),
         device,
         dtype: args.dtype,
         quantize: args.quantize,

@@ -216,6 +216,7 @@ fn compare(
 fn predictions(resolved: &Resolved, text: &str, terminal: &Terminal) -> Result<Predictions, CommandError> {
     let options = LoadOptions {
         images: ImageUse { is_off: true, ..ImageUse::default() },
+        adapters: Vec::new(),
         device: Device::Cpu(CpuOptions::new(default_threads())),
         dtype: None,
         quantize: None,

@@ -266,7 +266,7 @@ impl<'a, W: Write> Report<'a, W> {
     }
 
     fn result(&self, answer: &Answer) -> Map<String, Value> {
-        let Outcome { finish, usage, timings, seed } = &answer.outcome;
+        let Outcome { finish, usage, timings, seed, adapters: _ } = &answer.outcome;
         let mut object = Map::new();
         object.insert("schema".to_owned(), SCHEMA.into());
         object.insert("model".to_owned(), self.subject.name().into());
@@ -677,7 +677,7 @@ fn rounded(value: f64) -> f64 {
 /// `--stats`: what happened, in words, one subject per line.
 pub fn stats(outcome: &Outcome, started: Option<&Started>, llm: &PreparedTexts) -> String {
     let info = llm.info();
-    let Outcome { finish, usage, timings, seed } = outcome;
+    let Outcome { finish, usage, timings, seed, adapters: _ } = outcome;
     let rate = |rate: Option<f64>| rate.map_or(String::new(), |rate| format!(", {rate:.1} tok/s"));
     let (_, finish) = finish_forms(finish);
     let first = timings.time_to_first_token.map_or("none".to_owned(), |time| format!("{:.1} ms", ms(time)));

@@ -127,6 +127,7 @@ fn check_flags(args: &ServeArgs) -> Result<(), CommandError> {
         (model.bos_id.is_some(), "--bos-id"),
         (!model.eos_id.is_empty(), "--eos-id"),
         (model.images.mmproj.is_some(), "--mmproj"),
+        (!model.lora.is_empty(), "--lora"),
         (!model.remote.engine.is_empty(), "--engine"),
         (embedding.task.is_some(), "--task"),
         (embedding.pooling.is_some(), "--pooling"),

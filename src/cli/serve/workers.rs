@@ -307,6 +307,7 @@ impl Flags {
             bos_id,
             eos_id,
             images: ImageArgs { mmproj, no_mmproj, image_tokens },
+            lora,
             remote: _, // refused beside workers
             connects: _,
             fetch: _,   // this process has the files, and a worker downloads nothing
@@ -333,6 +334,7 @@ impl Flags {
             self.0.push("--no-mmproj".into());
         }
         self.text("--image-tokens", *image_tokens);
+        lora.iter().for_each(|file| self.text("--lora", Some(file)));
     }
 
     fn engine(&mut self, engine: &EngineArgs) {
@@ -420,6 +422,8 @@ mod tests {
             "--eos-id=3,5",
             "--mmproj=a b.gguf",
             "--image-tokens=64..128",
+            "--lora=a b.gguf=0.5",
+            "--lora=c",
             "--no-warm-resume",
             "--kv-memory=3M",
             "--kv-disk=0",

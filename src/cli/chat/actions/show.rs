@@ -205,6 +205,7 @@ fn meaning(reason: ReuseReason) -> &'static str {
         ReuseReason::Equal => "the prompt equals the conversation; its last token is computed again",
         ReuseReason::PartialPrefix => "the prompt and the session differ after a common beginning",
         ReuseReason::Mismatch => "they differ from the first token, or this model cannot go back",
+        ReuseReason::Adapters => "the conversation was computed with other LoRA adapters",
         ReuseReason::Dirty => "an earlier step failed, and its state was discarded",
         ReuseReason::Evicted => "its KV is no longer in memory or on disk: removed, or its room was needed",
         ReuseReason::PrefixCache => "the same beginning was computed before, in whole pages",

@@ -165,6 +165,7 @@ fn check(args: &ModelArgs, asked: EngineOptions, terminal: &Terminal) -> Result<
         (args.draft_model.is_some(), "--draft-model"),
         (args.images.mmproj.is_some(), "--mmproj"),
         (args.images.image_tokens.is_some(), "--image-tokens"),
+        (!args.lora.is_empty(), "--lora"),
         (!asked.warm_resume, "--no-warm-resume"),
     ];
     if let Some((_, flag)) = changing.iter().find(|(is_given, _)| *is_given) {
