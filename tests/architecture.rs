@@ -57,7 +57,8 @@ const MODELS_LAYERS: &[&[&str]] = &[
     &["backend"],
     &["memory", "panels"],
     &["tensor"],
-    &["hints", "images"],
+    &["adapters", "hints"],
+    &["images"],
 ];
 
 /// Inside base.

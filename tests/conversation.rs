@@ -298,7 +298,7 @@ fn answer(text: &str, finish: Finish, chat_tokenizer: &ChatTokenizer) -> Recorde
     let generated: Vec<u32> = text.chars().flat_map(letter).collect();
     let usage =
         Usage { prompt_tokens: 1, cached_tokens: 0, completion_tokens: generated.len(), ..Usage::default() };
-    let outcome = Outcome { finish, usage, timings: Timings::default(), seed: 7 };
+    let outcome = Outcome { finish, usage, timings: Timings::default(), seed: 7, adapters: Vec::new() };
     let sampling = Sampling { temperature: 0.5, ..Sampling::default() };
     RecordedAnswer { message: Message::assistant(text), generated, outcome, sampling }
 }

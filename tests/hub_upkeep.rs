@@ -78,6 +78,7 @@ impl Home {
             kept_tokens: 0,
             prompt_tail: vec![1],
             generated: vec![],
+            adapters: Vec::new(),
             spans: Vec::new(),
             splice_after: None,
             sampling: Sampling::default(),

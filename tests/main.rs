@@ -46,6 +46,7 @@ mod kv_types;
 mod load_options;
 mod loading;
 mod loop_guard;
+mod lora;
 mod mamba_gguf;
 mod mcp;
 mod mixtral_gguf;

@@ -10,7 +10,7 @@ use llmctl_template::DateTime;
 
 use crate::cli::read_line;
 use crate::common::prelude::*;
-use crate::serve_ops::client::{ask, get};
+use crate::serve_ops::client::{Reply, ask, get};
 
 /// A model: the weights of a parity checkpoint, a vocabulary that has the family's special tokens, the published template.
 struct Model {
@@ -139,7 +139,19 @@ impl Model {
     /// Starts a server whose home, and with it sessions and KV on disk, is `home`.
     fn serve(&self, home: &Place, args: &[&str]) -> Serving {
         let folder = self.folder().to_string_lossy().into_owned();
-        let mut command = home.command(&[&["serve", "--model", &folder, "--port", "0"], args].concat());
+        Serving::start(home, &[&["--model", &*folder], args].concat())
+    }
+}
+
+pub struct Serving {
+    child: Child,
+    pub address: SocketAddr,
+}
+
+impl Serving {
+    /// Starts a server whose home, and with it sessions and KV on disk, is `home`.
+    pub fn start(home: &Place, args: &[&str]) -> Self {
+        let mut command = home.command(&[&["serve", "--port", "0"], args].concat());
         let mut child = command.stderr(Stdio::piped()).spawn().expect("llmctl starts");
         let stderr = child.stderr.as_mut().expect("a pipe");
         let mut said = Vec::new();
@@ -151,33 +163,28 @@ impl Model {
             assert!(!line.is_empty(), "{said:?}");
             said.push(line);
         };
-        Serving { child, address }
+        Self { child, address }
     }
-}
 
-struct Serving {
-    child: Child,
-    address: SocketAddr,
-}
-
-impl Serving {
     /// A chat completion.
     fn chat(&self, messages: &[Value], more: &Value) -> Value {
         let mut body = json!({"messages": messages, "temperature": 0, "max_tokens": 12});
         let more = more.as_object().expect("an object").clone();
         body.as_object_mut().expect("an object").extend(more);
-        let head = format!(
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json",
-            self.address
-        );
-        let reply = ask(self.address, &head, &body.to_string());
+        let reply = self.post("/v1/chat/completions", &body);
         assert_eq!(reply.status, 200, "{reply:?}");
         reply.json()
     }
 
+    pub fn post(&self, path: &str, body: &Value) -> Reply {
+        let head =
+            format!("POST {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json", self.address);
+        ask(self.address, &head, &body.to_string())
+    }
+
     /// Ends in good order, so that sessions are saved.
     #[cfg(unix)]
-    fn end(mut self) {
+    pub fn end(mut self) {
         let pid = i32::try_from(self.child.id()).expect("a process id");
         // SAFETY: sends a signal to a child that has not been waited for.
         assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0);

@@ -4,7 +4,7 @@
 //! what files store otherwise, with each type of KV.
 
 use llmctl_engine::{DecodeOutcome, RequestId, SessionId};
-use llmctl_models::load::Isa;
+use llmctl_models::load::{AdapterFile, Isa};
 
 use crate::common::golden::{checkpoint, last_logits};
 use crate::common::k_quants::{VOCAB, write_k_quants};
@@ -52,6 +52,15 @@ impl Subject {
         let file = format!("{family}-{dtype}.gguf");
         let path = parity_gguf(&file)?;
         Some(Self { path, ..Self::family(family) }.with(KvType::F16, None).named(&file))
+    }
+
+    /// A family with an adapter of PEFT's.
+    fn adapted(family: &str) -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/lora").join(family).join("one");
+        let mut subject =
+            Self::family(family).with(KvType::F16, None).named(&format!("{family} with an adapter"));
+        subject.options.adapters.push(AdapterFile { path, scale: 0.75 });
+        subject
     }
 
     fn named(self, name: &str) -> Self {
@@ -320,6 +329,15 @@ fn every_family_as_stored_in_every_way() {
         for kv_type in KvType::ALL {
             check_all_ways(&Subject::family(family).with(kv_type, None));
         }
+    }
+}
+
+#[test]
+fn adapters_in_every_way_and_with_any_instructions() {
+    for family in ["llama", "gemma3", "phi3", "qwen3-moe"] {
+        let subject = Subject::adapted(family);
+        check_all_ways(&subject);
+        check_other_loads(&subject);
     }
 }
 

@@ -234,7 +234,7 @@ async fn llama_cpps_completion_tells_probabilities() {
     let refused = server.post("/lora-adapters", json!([{"id": 0, "scale": 1}])).await;
     assert_eq!((refused.error().0, refused.error().2.as_str()), (400, "lora"));
     let lora = server.post("/completion", json!({"prompt": "x", "lora": [{"id": 0, "scale": 1}]})).await;
-    assert_eq!((lora.error().0, lora.error().2.as_str()), (400, "lora"));
+    assert_eq!((lora.error().0, lora.error().2.as_str()), (400, "lora[0].id"));
 }
 
 both_kinds! {

@@ -138,7 +138,8 @@ fn terminal_turn(store: &SessionStore, session: &str, question: &str, text: &str
         .expect("a prompt");
     let generated = chat_tokenizer.encode_rest(text).expect("encodes");
     let usage = Usage { completion_tokens: generated.len(), ..Usage::default() };
-    let outcome = Outcome { finish: Finish::Eos(1), usage, timings: Timings::default(), seed: 1 };
+    let outcome =
+        Outcome { finish: Finish::Eos(1), usage, timings: Timings::default(), seed: 1, adapters: Vec::new() };
     let sampling = Sampling::default();
     session_chat
         .record(turn, RecordedAnswer { message: Message::assistant(text), generated, outcome, sampling })

@@ -293,6 +293,8 @@ async fn the_text_between_two_others() {
         "prompt": "1,", "n_predict": 64, "samplers": ["top_k", "top_p", "infill"], "cache_prompt": true,
         "t_max_predict_ms": 1000, "response_fields": ["content", "timings/predicted_n"],
     }));
+    let as_text = with(json!({"samplers": "top_k;infill"}));
+    assert_eq!(server.post("/infill", as_text).await.headers["x-llmctl-ignored"], "samplers");
     let reply = server.post("/infill", editor).await;
     assert_eq!(reply.headers["x-llmctl-ignored"], "cache_prompt, samplers, t_max_predict_ms");
     let reply = reply.ok();

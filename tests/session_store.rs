@@ -27,6 +27,7 @@ fn turn(n: usize) -> StoredTurn {
         kept_tokens: 6 * (n - 1),
         prompt_tail: vec![id, id + 1, id + 2, id + 3],
         generated: vec![id + 100, id + 200],
+        adapters: Vec::new(),
         spans: Vec::new(),
         splice_after: Some(format!("<user>{n}<assistant>")),
         sampling: Sampling { temperature: 0.7, seed: Some(n as u64), ..Sampling::default() },
@@ -261,7 +262,7 @@ fn what_a_newer_llmctl_wrote_is_refused_and_left_alone() {
     let (folder, store) = store();
     saved(&store, "a", 1);
     let path = transcript_path(&folder, "a");
-    let body = r#"{"type":"header","schema":"llmctl.session.v5","soul":true}"#;
+    let body = r#"{"type":"header","schema":"llmctl.session.v6","soul":true}"#;
     let line = format!("{{\"crc32\":\"{:08x}\",\"record\":{body}}}\n", crc32_by_the_bit(body.as_bytes()));
     fs::write(&path, &line).expect("written");
     for result in [
@@ -271,7 +272,7 @@ fn what_a_newer_llmctl_wrote_is_refused_and_left_alone() {
     ] {
         let error = result.expect_err("newer");
         assert!(matches!(&error, Error::Store(StoreError::Unsupported { .. })), "{error}");
-        assert!(error.to_string().contains("llmctl.session.v5"), "{error}");
+        assert!(error.to_string().contains("llmctl.session.v6"), "{error}");
     }
     assert_eq!(fs::read_to_string(&path).expect("there"), line);
 }

@@ -135,6 +135,7 @@ pub fn load_scripted(folder: &Path, script: Script) -> LoadedModel {
         available_memory: None,
         packed: None,
         prediction: llmctl_models::load::PredictionUse::Never,
+        adapters: Vec::new(),
     };
     let loaded = load(&resolved, &options, &mut |_, _| {}).expect("a model");
     let speaker = Speaker::new(loaded.texts.tokenizer.clone(), script);

@@ -1,6 +1,7 @@
 //! The parity fixtures: tiny checkpoints with logits of their reference implementation, and how to run them.
 
 use llmctl_base::Result;
+use llmctl_models::adapters::by_default;
 use llmctl_models::load;
 use safetensors::SafeTensors;
 
@@ -154,6 +155,7 @@ pub fn exact() -> LoadOptions {
         packed: None,
         prediction: load::PredictionUse::Never,
         images: load::ImageUse::default(),
+        adapters: Vec::new(),
     }
 }
 
@@ -192,7 +194,7 @@ pub fn page_pool(model: &dyn Model, num_pages: usize) -> PagePool {
     PagePool::new(groups, groups.iter().map(|group| num_pages * group.page_bytes).sum())
 }
 
-/// Appends tokens to a sequence in one step; logits of all of them.
+/// Appends tokens to a sequence in one step, with the adapters that the model was loaded with; logits of all of them.
 pub fn feed(model: &mut dyn Model, table: &mut PageTable, tokens: &[u32]) -> Vec<f32> {
     let start = table.len();
     for copy in table.extend(tokens.len()).expect("enough pages") {
@@ -200,7 +202,9 @@ pub fn feed(model: &mut dyn Model, table: &mut PageTable, tokens: &[u32]) -> Vec
     }
     let row = |(index, &token)| Row::known(token, start + index, 0, true);
     let rows: Vec<Row> = tokens.iter().enumerate().map(row).collect();
-    model.forward(&Batch::new(&rows, &[table])).expect("forward").values
+    let adapters = by_default(&model.spec().adapters);
+    let batch = Batch { rows: &rows, tables: &[table], images: &[], adapters: &[&adapters] };
+    model.forward(&batch).expect("forward").values
 }
 
 /// Logits of the last of `tokens`, fed in chunks of which all rows want logits or only the last row of the last one.

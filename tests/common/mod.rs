@@ -53,6 +53,7 @@ pub fn stored_turn(messages: [&str; 2], kept: usize, tail: Vec<u32>, generated: 
         usage: Usage { prompt_tokens: 2, completion_tokens: generated.len(), ..Usage::default() },
         prompt_tail: tail,
         generated,
+        adapters: Vec::new(),
         spans: Vec::new(),
         splice_after: None,
         sampling: Sampling::default(),

@@ -51,6 +51,7 @@ impl ToyModel {
             context_length: 1 << 20,
             groups: vec![KvGroup { kind: KvKind::Full, page_bytes: TOY_PAGE_BYTES }],
             can_rewind: true,
+            adapters: Vec::new(),
         };
         let before_forward: Hook = Box::new(|| Ok(()));
         let (rows, states, drafted) = (HashMap::new(), HashMap::new(), HashMap::new());

@@ -15,6 +15,14 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "tokenizer_file" => vec![sentencepiece(), tiktoken(), tekken()],
         "gguf_split" => vec![gguf_split()],
         "kept_panels" => vec![kept_panels()],
+        "adapter" => {
+            let [config, weights] = peft_adapter();
+            [gguf_adapter(), config, weights]
+                .into_iter()
+                .zip(0..)
+                .map(|(file, form)| [&[form], &file[..]].concat())
+                .collect()
+        }
         "mmproj" => vec![qwen_mmproj(), gemma_mmproj()],
         "model_folder" => {
             let files = model_folder().into_iter();
@@ -182,6 +190,35 @@ pub fn seeing_text() -> Vec<u8> {
         .array("tokenizer.ggml.token_type", 5, 5, &[1_i32, 1, 1, 3, 3].map(i32::to_le_bytes).concat())
         .tensor("token_embd.weight", &[5, 4], F32, &[0; 80])
         .build()
+}
+
+/// A LoRA adapter of rank 2 for one matrix, in llama.cpp's form.
+fn gguf_adapter() -> Vec<u8> {
+    let [down, up]: [&[usize]; 2] = [&[2, 4], &[8, 2]];
+    GgufBuilder::new()
+        .text("general.architecture", "llama")
+        .text("general.type", "adapter")
+        .text("adapter.type", "lora")
+        .f32("adapter.lora.alpha", 4.0)
+        .tensor("blk.0.attn_q.weight.lora_a", down, F32, &zeros(down))
+        .tensor("blk.0.attn_q.weight.lora_b", up, F32, &zeros(up))
+        .build()
+}
+
+/// The files of the same in PEFT's form: the configuration, and the weights.
+pub fn peft_adapter() -> [Vec<u8>; 2] {
+    let config = json!({
+        "peft_type": "LORA", "r": 2, "lora_alpha": 4, "use_rslora": true, "bias": "none", "use_dora": false,
+        "modules_to_save": null, "alpha_pattern": {"q_proj": 8},
+    });
+    let tensor = |(side, shape): (&str, [usize; 2])| StoredTensor {
+        name: format!("base_model.model.model.layers.0.self_attn.q_proj.lora_{side}.weight"),
+        dtype: "F32".to_owned(),
+        shape: shape.iter().map(|size| *size as u64).collect(),
+        bytes: zeros(&shape),
+    };
+    let weights = StoredTensors([("A", [2, 4]), ("B", [8, 2])].map(tensor).into()).to_bytes();
+    [config.to_string().into_bytes(), weights]
 }
 
 fn mmproj_of(projector: &str, layers: u32, tensors: &[(&str, &[usize])]) -> Vec<u8> {

@@ -23,10 +23,11 @@ use llmctl_models::load::export::Imatrix;
 use llmctl_models::load::gguf::Gguf;
 use llmctl_models::load::safetensors::Safetensors;
 use llmctl_models::load::{
-    CpuOptions, Device, ImageUse, KvType, LoadOptions, ModelFiles, PanelPlace, PredictionUse, TextFiles, hf,
-    text_task, tokenizer, vision,
+    CpuOptions, Device, ImageUse, KvType, LoadOptions, ModelFiles, PanelPlace, PredictionUse, TextFiles,
+    adapter, hf, text_task, tokenizer, vision,
 };
 use llmctl_models::memory::Demand;
+use llmctl_models::model::low_rank::Adapter;
 use llmctl_models::model::recognise::{Recognised, recognise};
 use llmctl_models::panels::{LoadedPanels, PanelStore};
 use llmctl_template::TemplateVariables;
@@ -99,6 +100,27 @@ pub fn tower_config(data: &[u8]) -> bool {
     sees(&Resolved::new("fuzz".to_owned(), ModelSource::Folder(folder.0.clone())), 1 << 20)
 }
 
+/// A LoRA adapter: a GGUF file, or the configuration or the weights of a folder of PEFT.
+pub fn adapter(data: &[u8]) -> bool {
+    let Some((form, data)) = data.split_first() else { return false };
+    let folder = Folder::new();
+    let read = match form % 3 {
+        0 => Gguf::from_bytes("fuzz.gguf", data.to_vec())
+            .and_then(|gguf| adapter::of_gguf(&gguf, Path::new("fuzz.gguf"), Some("llama"))),
+        form => {
+            let [config, weights] = super::format_seeds::peft_adapter();
+            let [config, weights] = if form == 1 { [data, &weights[..]] } else { [&config[..], data] };
+            folder.write("adapter_model.safetensors", weights);
+            let Ok(config) = serde_json::from_slice(config) else { return false };
+            adapter::of_peft(&config, &folder.0)
+        }
+    };
+    let Ok(matrices) = read else { return false };
+    let known = Adapter::new("fuzz".to_owned(), 1.0, matrices);
+    assert!(known.spec.rank > 0);
+    true
+}
+
 /// Reads what a model sees, plans images of all sizes, estimates and loads its tower, whose weights have at most so many bytes.
 fn sees(resolved: &Resolved, most: u64) -> bool {
     let options = LoadOptions {
@@ -112,6 +134,7 @@ fn sees(resolved: &Resolved, most: u64) -> bool {
         packed: None,
         prediction: PredictionUse::Never,
         images: ImageUse::default(),
+        adapters: Vec::new(),
     };
     let read = || {
         let files = ModelFiles::of(resolved)?;

@@ -43,6 +43,7 @@ impl Server {
             vocab_size: tokenizer.vocab_size(),
             context_length: 256,
             groups: vec![KvGroup { kind: KvKind::Full, page_bytes: PAGE_BYTES }],
+            adapters: Vec::new(),
             can_rewind: true,
         };
         let model = Mute { spec, end: ends[0] };

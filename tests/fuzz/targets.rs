@@ -64,6 +64,7 @@ pub const TARGETS: &[Target] = &[
     ("image", formats::image),
     ("mmproj", formats::mmproj),
     ("tower_config", formats::tower_config),
+    ("adapter", formats::adapter),
     ("gbnf", formats::gbnf),
 ];
 
