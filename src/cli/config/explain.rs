@@ -184,7 +184,7 @@ const FLAGS: &[(&[&str], &[&str], &str)] = &[
     (&["clip", "projector", "mmproj-path"], &["mmproj"], "'--mmproj FILE'"),
     (&["image-min-tokens", "image-max-tokens"], &["image-tokens"], "'--image-tokens MIN..MAX'"),
     (&["audio", "video"], &[], "llmctl reads text and images, no audio or video yet"),
-    (&["lora", "adapter", "lora-modules"], &["lora"], "'--lora FILE' or '--lora FILE=SCALE'"),
+    (&["adapter", "lora-modules"], &["lora"], "'--lora FILE' or '--lora FILE=SCALE'"),
     (&["lora-scaled"], &["lora"], "'--lora FILE=SCALE'"),
     (&["lora-init-without-apply"], &["lora"], "'--lora FILE=0'"),
     (&["stream"], &["no-stream"], "answers are streamed unless there is '--no-stream'"),
