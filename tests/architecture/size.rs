@@ -17,7 +17,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("src/template/", 9_750),
     ("src/runtime/kernel/", 8_475),
     ("src/base/", 1_280),
-    ("src/runtime/models/", 26_810),
+    ("src/runtime/models/", 26_820),
     ("src/runtime/", 18_720), // the engine
     ("src/image/", 815),
     ("src/", 10), // lib.rs and main.rs
