@@ -4,7 +4,7 @@
 //! `base_model.model.<module>.lora_A.weight` `[rank, in]` and `lora_B.weight` `[out, rank]`. GGUF's: `general.type` is `adapter`,
 //! `adapter.type` is `lora`, and each matrix has `<tensor>.lora_a` and `<tensor>.lora_b` of these shapes, with a dimension of
 //! experts in front where the tensor has one; rows are in the order of the GGUF model's. PEFT's form has adapters of stacked experts
-//! too (`target_parameters`), and those of a module for each expert. So an adapter of either form fits models
+//! too (`target_parameters`), and those of a module for each expert. An adapter of one form fits models
 //! of the same form alone. What a configuration asks for beyond that (DoRA, biases, whole modules) is refused by name.
 
 use std::collections::BTreeMap;
@@ -56,7 +56,7 @@ pub struct AdapterFile {
     pub scale: f32,
 }
 
-/// Whether a tensor is the first or the second matrix of a pair.
+/// Side of a tensor in a pair of matrices: down is `lora_A`, up is `lora_B`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PairSide {
     Down,

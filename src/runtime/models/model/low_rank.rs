@@ -11,7 +11,7 @@ use crate::adapters::{AdapterKey, AdapterSpec};
 use crate::tensor::HostTensor;
 use llmctl_base::error::LoadError;
 
-/// What an adapter adds to one matrix `[out, in]`.
+/// The change of one matrix `[out, in]` by an adapter.
 #[derive(Debug, Clone)]
 pub struct LowRank {
     /// Index of the adapter.

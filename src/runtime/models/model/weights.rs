@@ -603,7 +603,7 @@ pub struct Linear {
     pub name: String,
     pub weight: HostTensor,
     pub bias: Option<Vec<f32>>,
-    /// What adapters add to it.
+    /// Its changes by adapters.
     pub adapters: Vec<LowRank>,
 }
 

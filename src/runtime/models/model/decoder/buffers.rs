@@ -15,7 +15,7 @@ pub struct Projection<B: Backend> {
     pub adapters: Vec<AdapterProduct<B>>,
 }
 
-/// What an adapter adds to a product; see [`crate::model::low_rank`].
+/// The matrices of an adapter for one product; see [`crate::model::low_rank`].
 pub struct AdapterProduct<B: Backend> {
     /// Index of the adapter.
     pub adapter: usize,

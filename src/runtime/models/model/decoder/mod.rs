@@ -64,7 +64,7 @@ pub struct DecoderParts<'a> {
     pub kv_type: KvType,
     /// Converts a matrix to the type that it is kept in.
     pub convert: Convert<'a>,
-    /// What rows of some sequences get beside the products with the weights.
+    /// The adapters that sequences of a batch may use.
     pub adapters: &'a [Adapter],
     /// Called after each layer with the number of loaded layers and their total.
     pub progress: &'a mut dyn FnMut(usize, usize),
