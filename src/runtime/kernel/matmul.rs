@@ -4,8 +4,7 @@
 //! nor on batch size.
 
 use super::dot::sum_lanes;
-use super::isa::Isa;
-use super::wide::{LANES, Wide};
+use super::wide::{LANES, Wide, dispatch_wide};
 
 /// Rows of `w` and of `x` that one task computes together: their 16 sums fit the registers.
 const TILE: usize = 4;
@@ -19,41 +18,9 @@ pub struct MatmulShape {
     pub m: usize,
 }
 
-/// Computes `out[n, m] = w[n, k] . x[m, k]^T`: one row of `out` per weight row. `k` must not be 0.
-pub fn block(isa: Isa, shape: MatmulShape, w: &[f32], x: &[f32], out: &mut [f32]) {
-    assert!(isa.is_available(), "instruction set not available");
-    // SAFETY: the assertion above: this processor has the features that each function enables.
-    unsafe {
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx => block_avx512(shape, w, x, out),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => block_avx2(shape, w, x, out),
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon | Isa::Dotprod | Isa::I8mm => {
-                block_body::<[std::arch::aarch64::float32x4_t; 4]>(shape, w, x, out);
-            }
-            _ => block_body::<[f32; LANES]>(shape, w, x, out),
-        }
-    }
-}
-
-/// # Safety
-/// The features.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn block_avx2(shape: MatmulShape, w: &[f32], x: &[f32], out: &mut [f32]) {
-    // SAFETY: by this function's contract.
-    unsafe { block_body::<[std::arch::x86_64::__m256; 2]>(shape, w, x, out) }
-}
-
-/// # Safety
-/// The features.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx2,fma")]
-unsafe fn block_avx512(shape: MatmulShape, w: &[f32], x: &[f32], out: &mut [f32]) {
-    // SAFETY: by this function's contract.
-    unsafe { block_body::<std::arch::x86_64::__m512>(shape, w, x, out) }
+dispatch_wide! {
+    /// Computes `out[n, m] = w[n, k] . x[m, k]^T`: one row of `out` per weight row. `k` must not be 0.
+    pub fn block(shape: MatmulShape, w: &[f32], x: &[f32], out: &mut [f32]) = block_body
 }
 
 /// # Safety
@@ -127,7 +94,7 @@ unsafe fn tile<V: Wide, const R: usize, const C: usize>(
 #[cfg(test)]
 mod tests {
     use super::super::dot::dot;
-    use super::super::isa::available;
+    use super::super::isa::{Isa, available};
     use super::*;
 
     #[test]

@@ -7,6 +7,49 @@
 /// Lanes of a [`Wide`].
 pub const LANES: usize = 16;
 
+/// Defines a function whose body is generic over [`Wide`], for each instruction set: the first argument chooses it. Panics if the
+/// processor lacks it.
+macro_rules! dispatch_wide {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
+        $(#[$meta])*
+        $vis fn $name(isa: $crate::Isa, $($arg: $ty),*) {
+            /// # Safety
+            /// The features.
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn avx2($($arg: $ty),*) {
+                // SAFETY: by this function's contract.
+                unsafe { $body::<[std::arch::x86_64::__m256; 2]>($($arg),*) }
+            }
+            /// # Safety
+            /// The features.
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+            unsafe fn avx512($($arg: $ty),*) {
+                // SAFETY: by this function's contract.
+                unsafe { $body::<std::arch::x86_64::__m512>($($arg),*) }
+            }
+            use $crate::Isa;
+            assert!(isa.is_available(), "instruction set not available");
+            // SAFETY: the assertion above: this processor has the features that each function enables.
+            unsafe {
+                match isa {
+                    #[cfg(target_arch = "x86_64")]
+                    Isa::Avx512 | Isa::Amx => avx512($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    Isa::Avx2 => avx2($($arg),*),
+                    #[cfg(target_arch = "aarch64")]
+                    Isa::Neon | Isa::Dotprod | Isa::I8mm => {
+                        $body::<[std::arch::aarch64::float32x4_t; 4]>($($arg),*)
+                    }
+                    _ => $body::<[f32; $crate::wide::LANES]>($($arg),*),
+                }
+            }
+        }
+    };
+}
+pub(crate) use dispatch_wide;
+
 /// Sixteen f32. The functions require the instruction set of the implementing type.
 pub trait Wide: Copy {
     /// # Safety

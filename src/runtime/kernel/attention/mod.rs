@@ -25,7 +25,7 @@ mod tile;
 
 use std::ops::Range;
 
-use lanes::VectorLanes;
+pub(crate) use lanes::VectorLanes;
 pub use stored::{BLOCK, KvPart, KvType, KvValues, PAGE_TOKENS, read_row, write_row};
 use stored::{F16, F32, Q8, Stored};
 use tile::{KvBlock, mix_page, score_page, score_rows};
@@ -33,7 +33,7 @@ use tile::{KvBlock, mix_page, score_page, score_rows};
 use super::dot::sum_body;
 use super::isa::{Isa, dispatch};
 use super::math::{exp, exp_minus_body, softcap_body};
-use super::wide::LANES;
+use super::wide::{LANES, dispatch_wide};
 
 /// Number of pages that are reduced together.
 pub const RUN_PAGES: usize = 8;
@@ -301,40 +301,8 @@ impl RunTask<'_> {
     }
 }
 
-fn reduce(isa: Isa, run: &RunTask<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
-    assert!(isa.is_available(), "instruction set not available");
-    // SAFETY: the assertion above: this processor has the features that each function enables.
-    unsafe {
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Amx => reduce_avx512(run, scratch, partials),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => reduce_avx2(run, scratch, partials),
-            #[cfg(target_arch = "aarch64")]
-            Isa::Neon | Isa::Dotprod | Isa::I8mm => {
-                reduce_any::<[std::arch::aarch64::float32x4_t; 4]>(run, scratch, partials);
-            }
-            _ => reduce_any::<[f32; LANES]>(run, scratch, partials),
-        }
-    }
-}
-
-/// # Safety
-/// The features.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn reduce_avx2(run: &RunTask<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
-    // SAFETY: by this function's contract.
-    unsafe { reduce_any::<[std::arch::x86_64::__m256; 2]>(run, scratch, partials) }
-}
-
-/// # Safety
-/// The features.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn reduce_avx512(run: &RunTask<'_>, scratch: &mut Scratch, partials: &mut [f32]) {
-    // SAFETY: by this function's contract.
-    unsafe { reduce_any::<std::arch::x86_64::__m512>(run, scratch, partials) }
+dispatch_wide! {
+    fn reduce(run: &RunTask<'_>, scratch: &mut Scratch, partials: &mut [f32]) = reduce_any
 }
 
 /// # Safety

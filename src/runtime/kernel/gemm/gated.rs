@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::activation::{ActivationBlock, Activations, quantize_row};
 use super::format::{BLOCK, ROWS, with_format};
+use super::low_rank::{self, LowRankSum};
 use super::{GemmInput, Kernels, OutputMatrix, Packed, Variant, compute_panels, with_input, with_kernels};
 use crate::isa::Isa;
 use crate::math::{self, Activation};
@@ -19,9 +20,20 @@ use crate::pool::Pool;
 /// Packed panels per block of columns.
 const STRIP_PANELS: usize = BLOCK / ROWS;
 
+const _: () = assert!(BLOCK == low_rank::COLUMNS, "a strip is a block of what is added");
+
 thread_local! {
     /// Results of a strip's gate and up, `[rows, 32]` each.
     static STRIP: RefCell<[Vec<f32>; 2]> = RefCell::default();
+}
+
+/// What belongs to a gated network beside its weights.
+#[derive(Default)]
+pub struct GatedSums<'a> {
+    /// What is added to the products with gate and up before the activation.
+    pub sums: [&'a [LowRankSum<'a>]; 2],
+    /// Receives the result in f32, `[rows, outputs]`, if it is not empty.
+    pub values: &'a mut [f32],
 }
 
 /// Computes `out = act(x . gate^T) * (x . up^T)`, for `[gate, up]` with the same number of rows, a multiple of 32.
@@ -32,10 +44,10 @@ pub fn gated(
     x: &Activations,
     weights: [&Packed; 2],
     activation: Activation,
-    out: &mut Activations,
+    (sums, out): (GatedSums<'_>, &mut Activations),
     pool: &Pool,
 ) {
-    gated_by(Variant::best(isa), isa, x, weights, activation, out, pool);
+    gated_by(Variant::best(isa), isa, x, weights, activation, (sums, out), pool);
 }
 
 /// `variant` comes from [`Variant::within`] of `isa`, so the processor has its instructions.
@@ -45,17 +57,20 @@ pub(super) fn gated_by(
     x: &Activations,
     weights: [&Packed; 2],
     activation: Activation,
-    out: &mut Activations,
+    (GatedSums { sums, values }, out): (GatedSums<'_>, &mut Activations),
     pool: &Pool,
 ) {
     let cols = weights[0].rows();
+    sums.into_iter().flatten().for_each(|sum| sum.check(isa, cols));
+    assert!(values.is_empty() || values.len() == x.rows() * cols, "a value for each output");
+    let values = (!values.is_empty()).then(|| OutputMatrix::new(values, cols));
     assert_eq!(cols, weights[1].rows(), "a gate for every value");
     assert!(weights.iter().all(|w| x.blocks_per_row() * BLOCK >= w.cols()), "rows of one length");
     let blocks = out.reset(x.rows(), cols);
     let (len, first) = (blocks.len(), AtomicPtr::new(blocks.as_mut_ptr()));
     let per_row = len.checked_div(x.rows()).unwrap_or(0);
     with_input(variant, x, pool, |x| {
-        let job = GatedProduct { isa, x, weights, activation, first, len, per_row };
+        let job = GatedProduct { isa, x, weights, activation, sums, values, first, len, per_row };
         with_kernels!(variant, K => job.run::<K>(pool));
     });
 }
@@ -65,6 +80,8 @@ struct GatedProduct<'a> {
     x: GemmInput<'a>,
     weights: [&'a Packed; 2],
     activation: Activation,
+    sums: [&'a [LowRankSum<'a>]; 2],
+    values: Option<OutputMatrix>,
     /// Pointer to the blocks of the result, `len` of them.
     first: AtomicPtr<ActivationBlock>,
     len: usize,
@@ -79,16 +96,20 @@ impl GatedProduct<'_> {
     /// Computes 32 columns of all rows.
     fn strip<K: Kernels>(&self, strip: usize) {
         STRIP.with_borrow_mut(|values| {
-            for (w, values) in self.weights.iter().zip(&mut *values) {
+            for ((w, sums), values) in self.weights.iter().zip(self.sums).zip(&mut *values) {
                 values.resize(self.x.rows.rows() * BLOCK, 0.0);
                 let out = OutputMatrix::new(values, BLOCK);
                 let panels = strip * STRIP_PANELS..(strip + 1) * STRIP_PANELS;
                 with_format!(w.dtype(), F => compute_panels::<K, F>(w, self.x, panels, &out, 0), unreachable!());
+                for sum in sums {
+                    sum.add_block(self.isa, strip, 0..sum.to.rows.len(), (&out, 0));
+                }
             }
             let [gate, up] = values;
             math::activate(self.isa, self.activation, gate, up);
             for (row, values) in gate.chunks_exact(BLOCK).enumerate() {
                 quantize_row(self.isa, values, std::slice::from_mut(self.block(row, strip)));
+                self.values.iter().for_each(|out| out.store(row, strip * BLOCK, values));
             }
         });
     }
@@ -107,11 +128,12 @@ impl GatedProduct<'_> {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{GemmRandom, random_weights};
-    use super::super::{MatrixSource, matmul};
+    use super::super::{LowRankUp, MatrixSource, WeightedRows, matmul};
     use super::*;
     use crate::Dtype;
     use crate::memory::Arena;
 
+    const RANK: usize = 3;
     const ACTIVATIONS: [Activation; 3] =
         [Activation::Silu, Activation::GeluTanh, Activation::ClampedSwish { alpha: 1.702, limit: 7.0 }];
 
@@ -142,6 +164,17 @@ mod tests {
                 let [mut a, mut b] = [(); 2].map(|()| vec![0.0; m * n]);
                 matmul(Isa::Scalar, &gate, &x, &mut a, &pools[0]);
                 matmul(Isa::Scalar, &up, &x, &mut b, &pools[0]);
+                // Every second row gets something more.
+                let rows: Vec<usize> = (0..m).step_by(2).collect();
+                let (weights, inner) = (vec![0.5; rows.len()], random.values(rows.len() * RANK));
+                let to = WeightedRows { rows: &rows, weights: &weights };
+                let matrices = [(); 2].map(|()| {
+                    let values = random.values(n * RANK);
+                    LowRankUp::new(Dtype::F32, [n, RANK], bytemuck::cast_slice(&values))
+                });
+                let added = matrices.each_ref().map(|up| [LowRankSum { up, x: &inner, to, factor: 2.0 }]);
+                added[0][0].add(Isa::Scalar, &mut a, &pools[0]);
+                added[1][0].add(Isa::Scalar, &mut b, &pools[0]);
                 math::activate(Isa::Scalar, activation, &mut a, &b);
                 let mut expected = Activations::default();
                 expected.quantize(Isa::Scalar, &a, n, &pools[0]);
@@ -152,7 +185,11 @@ mod tests {
                 for ((isa, variant), pool) in
                     variants.flat_map(|variant| pools.iter().map(move |p| (variant, p)))
                 {
-                    gated_by(variant, isa, &x, [&gate, &up], activation, &mut got, pool);
+                    let mut values = vec![0.0; m * n];
+                    let sums =
+                        GatedSums { sums: added.each_ref().map(|sums| &sums[..]), values: &mut values };
+                    gated_by(variant, isa, &x, [&gate, &up], activation, (sums, &mut got), pool);
+                    assert!(values == a, "{types:?} {n} x {k}, {m} rows, {variant:?}");
                     assert_eq!((got.rows(), got.blocks_per_row()), (m, expected.blocks_per_row()));
                     let same = (0..m).all(|row| got.row(row) == expected.row(row));
                     assert!(same, "{types:?} {n} x {k}, {m} rows, {variant:?}");
@@ -170,6 +207,7 @@ mod tests {
         let [_, up] = weights([Dtype::Q8_0; 2], [64, 32], &mut random, &pool);
         let mut x = Activations::default();
         x.quantize(Isa::Scalar, &[1.0; 32], 32, &pool);
-        gated(Isa::Scalar, &x, [&gate, &up], Activation::Silu, &mut Activations::default(), &pool);
+        let out = (GatedSums::default(), &mut Activations::default());
+        gated(Isa::Scalar, &x, [&gate, &up], Activation::Silu, out, &pool);
     }
 }

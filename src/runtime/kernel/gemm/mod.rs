@@ -26,6 +26,7 @@ mod format;
 mod gated;
 #[cfg(all(test, unix))]
 mod guarded;
+mod low_rank;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod pack;
@@ -50,7 +51,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 pub use activation::Activations;
 pub use format::BLOCK;
 use format::{GROUP_BYTES, GROUPS, QuantFormat, ROWS, with_format};
-pub use gated::gated;
+pub use gated::{GatedSums, gated};
+pub use low_rank::{LowRankSum, LowRankUp};
 pub use pack::{MatrixSource, PANEL_LAYOUT, Packed, packed_bytes};
 #[cfg(target_arch = "aarch64")]
 use pairs::ActivationPairs as Tiles;

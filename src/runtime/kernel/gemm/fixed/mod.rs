@@ -36,7 +36,7 @@ use std::sync::{Arc, OnceLock};
 
 use rows::HalfRows;
 
-use super::{MAX_TOGETHER, MatrixSource, OutputMatrix, Variant};
+use super::{MAX_TOGETHER, MIN_TASKS, MatrixSource, OutputMatrix, Variant};
 use crate::memory::{Arena, PanelMemory};
 use crate::pool::Pool;
 use crate::{Dtype, Isa};
@@ -66,6 +66,9 @@ const PASS_BLOCKS: usize = 128;
 /// Panels and blocks along K of rows in a file that are converted together for one call of the kernels: as many rows as processors
 /// prefetch streams, and 8 KiB of codes, for the first-level cache.
 const IN_PLACE_TOGETHER: [usize; 2] = [1, 16];
+
+/// Least activation rows for which a task reads panels that another task reads too.
+const ROWS_PER_SHARE: usize = 48;
 
 /// Least number of values that one task converts.
 const VALUES_PER_TASK: usize = 32 << 10;
@@ -362,20 +365,30 @@ fn matmul_by<'a>(
         if together[0].is_none() {
             return;
         }
-        let tasks = together.each_ref().map(|product| {
-            let (w, _) = product.as_ref()?;
-            Some(w.panels().div_ceil(WIDTH))
-        });
+        let tasks = together
+            .each_ref()
+            .map(|product| product.as_ref().map_or(0, |(w, _)| w.panels().div_ceil(WIDTH)));
+        // Few panels are shared by reading them more than once.
+        let shares = (pool.threads() * MIN_TASKS).div_ceil(tasks.iter().sum());
+        let shares = shares.min(x.rows / ROWS_PER_SHARE).max(1);
         let work: usize = together.iter().flatten().map(|(w, _)| w.rows * w.cols * x.rows).sum();
-        pool.for_each_of(&tasks.map(Option::unwrap_or_default), work >= SERIAL_LIMIT, |product, task| {
-            together[product].iter().for_each(|(w, out)| panels(variant, w, x, task * WIDTH, out));
+        pool.for_each_of(&tasks.map(|tasks| tasks * shares), work >= SERIAL_LIMIT, |product, task| {
+            let (first, share) = (task / shares * WIDTH, task % shares);
+            let rows = share * x.rows / shares..(share + 1) * x.rows / shares;
+            together[product].iter().for_each(|(w, out)| panels(variant, w, (x, rows.clone()), first, out));
         });
     }
 }
 
-/// Multiplies all activation rows with at most [`WIDTH`] panels from `index` on.
-fn panels(variant: Variant, w: &FixedWeights, x: &FixedActivations, index: usize, out: &OutputMatrix) {
-    let calls = x.rows.div_ceil(MAX_ROWS);
+/// Multiplies some activation rows with at most [`WIDTH`] panels from `index` on.
+fn panels(
+    variant: Variant,
+    w: &FixedWeights,
+    (x, of): (&FixedActivations, Range<usize>),
+    index: usize,
+    out: &OutputMatrix,
+) {
+    let calls = of.len().div_ceil(MAX_ROWS);
     let [width, pass] = w.together(calls);
     let end = w.panels().min(index + WIDTH);
     for first in (index..end).step_by(width) {
@@ -389,7 +402,8 @@ fn panels(variant: Variant, w: &FixedWeights, x: &FixedActivations, index: usize
                 }
                 for call in 0..calls {
                     // Rows are spread evenly over the calls: one with few rows would waste the panels' bandwidth.
-                    let rows = call * x.rows / calls..(call + 1) * x.rows / calls;
+                    let [start, end] = [call, call + 1].map(|call| of.start + call * of.len() / calls);
+                    let rows = start..end;
                     let columns = first * ROWS..w.rows.min(indices.end * ROWS);
                     add_blocks(variant, &panels[..indices.len()], x, rows, blocks.clone(), columns, out);
                 }
