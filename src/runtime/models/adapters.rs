@@ -66,8 +66,6 @@ pub struct AdapterSpec {
     pub key: AdapterKey,
     /// Factor for requests that name no adapters; 0 leaves it out.
     pub scale: f32,
-    /// Largest rank of its matrices.
-    pub rank: usize,
 }
 
 /// Returns the uses of requests that name no adapters.

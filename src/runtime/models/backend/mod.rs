@@ -233,11 +233,24 @@ impl RowSpan {
     }
 }
 
-/// One of several products of the same input: `out = x . weight^T + bias`.
+/// One of several products of the same input: `out = x . weight^T + bias`, and what changes its rows.
 pub struct Product<'a, B: Backend + ?Sized> {
     pub weight: &'a B::Weight,
     pub bias: Option<&'a B::Vector>,
+    pub changes: Vec<LowRankChange<'a, B>>,
     pub out: &'a mut B::Buffer,
+}
+
+impl<'a, B: Backend + ?Sized> Product<'a, B> {
+    pub fn new(weight: &'a B::Weight, bias: Option<&'a B::Vector>, out: &'a mut B::Buffer) -> Self {
+        Self { weight, bias, changes: Vec::new(), out }
+    }
+}
+
+/// A change of a product's result: `out[rows[i]] += weights[i] * factor * (x[rows[i]] . down^T) . up^T`; rows ascend.
+pub struct LowRankChange<'a, B: Backend + ?Sized> {
+    pub matrices: &'a B::LowRank,
+    pub to: WeightedRows<'a>,
 }
 
 /// A gated feed-forward network, `down(activation(gate(x)) * up(x))`, with memory for the results of its products.
@@ -246,6 +259,13 @@ pub struct GatedNetwork<'a, B: Backend + ?Sized> {
     /// Gate and up.
     pub inner: [Product<'a, B>; 2],
     pub down: Product<'a, B>,
+}
+
+impl<B: Backend + ?Sized> GatedNetwork<'_, B> {
+    /// Returns whether something changes one of the products.
+    pub fn is_changed(&self) -> bool {
+        self.inner.iter().chain([&self.down]).any(|product| !product.changes.is_empty())
+    }
 }
 
 /// Computes [`Backend::feed_forward`] by its separate operations.
@@ -268,8 +288,8 @@ pub fn add_feed_forward_in_steps<B: Backend + ?Sized>(
     network: GatedNetwork<'_, B>,
     [selected, out]: [&mut B::Buffer; 2],
 ) -> Result<()> {
-    let GatedNetwork { activation, inner, down: Product { weight, bias, out: result } } = network;
-    let down = Product { weight, bias, out: &mut *result };
+    let GatedNetwork { activation, inner, down: Product { weight, bias, changes, out: result } } = network;
+    let down = Product { weight, bias, changes, out: &mut *result };
     backend.select_rows(x, to.rows, selected)?;
     backend.feed_forward(selected, GatedNetwork { activation, inner, down })?;
     backend.add_rows(out, result, to.rows, to.weights)
@@ -281,6 +301,8 @@ pub trait Backend: Send + 'static {
     type Buffer: Default + Send;
     /// A matrix `[out, in]` in its stored type.
     type Weight: Send + Sync;
+    /// Two matrices of floats, `down` `[rank, in]` and `up` `[out, rank]`, and the factor of their product.
+    type LowRank: Send + Sync;
     /// A vector in f32.
     type Vector: Send;
     /// Cosines and sines of one step's positions, `[rows, dim / 2]` each.
@@ -299,6 +321,8 @@ pub trait Backend: Send + 'static {
     fn table(&self, tensor: &HostTensor) -> Result<Self::Weight, LoadError> {
         self.weight(tensor)
     }
+
+    fn low_rank(&self, down_up: [&HostTensor; 2], factor: f32) -> Result<Self::LowRank, LoadError>;
 
     fn vector(&self, values: Vec<f32>) -> Result<Self::Vector, LoadError>;
 
@@ -372,12 +396,12 @@ pub trait Backend: Send + 'static {
         weight: &Self::Weight,
         bias: Option<&Self::Vector>,
         out: &mut Self::Buffer,
-    ) -> Result<()>;
+    ) -> Result<()> {
+        self.matmul_each(x, &mut [Product::new(weight, bias, out)])
+    }
 
     /// Computes several products of the same input, which is prepared once.
-    fn matmul_each(&self, x: &Self::Buffer, products: &mut [Product<'_, Self>]) -> Result<()> {
-        products.iter_mut().try_for_each(|product| self.matmul(x, product.weight, product.bias, product.out))
-    }
+    fn matmul_each(&self, x: &Self::Buffer, products: &mut [Product<'_, Self>]) -> Result<()>;
 
     /// Computes a gated feed-forward network: `down(act(gate(x)) * up(x))`. Overwrites the buffers of `gate` and
     /// `up`.

@@ -34,11 +34,6 @@ impl<'a> Tokens<'a> {
         self.ids.is_empty()
     }
 
-    /// Returns the first `len` tokens. Panics if there are fewer.
-    pub fn up_to(self, len: usize) -> Self {
-        Self { ids: &self.ids[..len], ..self }
-    }
-
     /// Returns the length of the common prefix, which ends before the first image that differs.
     pub fn common_prefix(self, other: Tokens<'_>) -> usize {
         if self.adapters != other.adapters {

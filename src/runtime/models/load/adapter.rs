@@ -56,6 +56,14 @@ pub struct AdapterFile {
     pub scale: f32,
 }
 
+impl AdapterFile {
+    /// Returns the bytes of its matrices, about as many as they take in memory; 0 if it cannot be read.
+    pub fn bytes(&self) -> u64 {
+        let file = if self.path.is_dir() { self.path.join(WEIGHTS) } else { self.path.clone() };
+        file.metadata().map_or(0, |metadata| metadata.len())
+    }
+}
+
 /// Side of a tensor in a pair of matrices: down is `lora_A`, up is `lora_B`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PairSide {

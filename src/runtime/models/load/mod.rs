@@ -527,13 +527,14 @@ fn demand(
     let Description { config, naming, .. } = description;
     let file = WeightFile::new(files.tensors(), naming)?;
     let weights = tensor_bytes(file.decoder_tensors(config.layers.len()), config, options)?;
+    let adapters = options.adapters.iter().map(AdapterFile::bytes).sum::<u64>();
     let (lasting, windowed): (Vec<_>, Vec<_>) =
         kv_groups(config, options.kv_type).into_iter().partition(|group| group.kind == KvKind::Full);
     let page_bytes = lasting.iter().map(|group| group.page_bytes as u64).sum::<u64>();
     let in_windows = windowed.iter().map(|group| group.bytes(context, STEP_TOKENS) as u64).sum::<u64>();
     let kv_per_token = page_bytes / PAGE_TOKENS as u64;
     Ok(Demand {
-        weights,
+        weights: weights.saturating_add(adapters),
         kv_per_token: kv_per_token + attention_bytes_per_token(config, options.device),
         kv_fixed: page_bytes + in_windows,
         fixed: activation_bytes(config),

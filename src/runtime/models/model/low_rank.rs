@@ -60,11 +60,9 @@ impl Adapter {
             }
         }
         let key = AdapterKey(hash.finalize().into());
-        let rank = |matrices: &LowRankMatrices| matrices.up.shape.last().copied().unwrap_or(0);
-        let rank = matrices.values().map(rank).max().unwrap_or(0);
         let matrices = matrices.into_iter().map(|(name, pair)| (place(&name).to_owned(), pair)).collect();
         let taken = RefCell::default();
-        Self { spec: AdapterSpec { name, key, scale, rank }, matrices, taken }
+        Self { spec: AdapterSpec { name, key, scale }, matrices, taken }
     }
 
     /// Returns what the adapter adds to a matrix, given the matrix's name without `.weight` and its shape: `[out, in]`, or

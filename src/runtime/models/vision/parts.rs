@@ -89,7 +89,7 @@ pub struct TowerLinear {
 
 impl TowerLinear {
     fn onto<'a>(&'a self, out: &'a mut CpuBuffer) -> Product<'a, Cpu> {
-        Product { weight: &self.weight, bias: self.bias.as_ref(), out }
+        Product::new(&self.weight, self.bias.as_ref(), out)
     }
 
     pub fn apply(&self, cpu: &Cpu, x: &CpuBuffer, out: &mut CpuBuffer) -> Result<()> {

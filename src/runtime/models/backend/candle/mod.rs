@@ -17,7 +17,9 @@ use std::ops::Range;
 
 use candle_core::{Device, Tensor};
 
-use super::{Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, PageId, RowSpan};
+use super::{
+    Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, LowRankChange, PageId, Product, RowSpan,
+};
 use crate::tensor::{HostTensor, SharedBytes};
 use llmctl_base::error::{Error, LoadError, Result};
 
@@ -125,12 +127,17 @@ impl CandleAngles {
 impl Backend for Candle {
     type Buffer = CandleBuffer;
     type Weight = CandleWeight;
+    type LowRank = ([CandleWeight; 2], f32);
     type Vector = Tensor;
     type Angles = CandleAngles;
     type Kv = CandleKv;
 
     fn weight(&self, tensor: &HostTensor) -> Result<CandleWeight, LoadError> {
         CandleWeight::upload(tensor, &self.device, self.halves)
+    }
+
+    fn low_rank(&self, [down, up]: [&HostTensor; 2], factor: f32) -> Result<Self::LowRank, LoadError> {
+        Ok(([self.weight(down)?, self.weight(up)?], factor))
     }
 
     fn vector(&self, values: Vec<f32>) -> Result<Tensor, LoadError> {
@@ -162,18 +169,24 @@ impl Backend for Candle {
         out.fill(x.get().and_then(|x| ops::rms_norm(x, weight, eps)))
     }
 
-    fn matmul(
-        &self,
-        x: &CandleBuffer,
-        weight: &CandleWeight,
-        bias: Option<&Tensor>,
-        out: &mut CandleBuffer,
-    ) -> Result<()> {
-        let product = x.get().and_then(|x| weight.product(x));
-        out.fill(match bias {
-            None => product,
-            Some(bias) => product.and_then(|product| product.broadcast_add(bias)),
-        })
+    fn matmul_each(&self, x: &CandleBuffer, products: &mut [Product<'_, Self>]) -> Result<()> {
+        for Product { weight, bias, changes, out } in products {
+            let product = x.get().and_then(|x| weight.product(x));
+            out.fill(product.and_then(|product| match bias {
+                Some(bias) => product.broadcast_add(bias),
+                None => Ok(product),
+            }))?;
+            for LowRankChange { matrices: ([down, up], factor), to } in changes {
+                let rows = self.row_numbers(to.rows.iter().copied());
+                let change = rows.and_then(|rows| {
+                    let inner = down.product(&x.get()?.index_select(&rows, 0)?)?;
+                    ops::scaled(&up.product(&inner)?, *factor)
+                });
+                let change = CandleBuffer(Some(change.map_err(backend_error)?));
+                self.add_rows(out, &change, to.rows, to.weights)?;
+            }
+        }
+        Ok(())
     }
 
     fn angles(&self, cos: &[f32], sin: &[f32], rows: usize, out: &mut CandleAngles) -> Result<()> {

@@ -11,6 +11,7 @@ mod drafted;
 mod heads;
 mod kv;
 mod late;
+mod low_rank;
 mod recurrent;
 mod texts;
 mod whole;
@@ -23,6 +24,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub use buffer::CpuBuffer;
 pub use kv::CpuKv;
 use late::LatePacked;
+pub use low_rank::CpuLowRank;
+use low_rank::LowRankScratch;
 pub use whole::WholeSpan;
 
 use super::{
@@ -33,7 +36,7 @@ use crate::panels::{LoadedPanels, PanelStore};
 use crate::tensor::{HostTensor, SharedBytes};
 use llmctl_base::error::{Error, LoadError, Result};
 use llmctl_kernel::gemm;
-use llmctl_kernel::gemm::{Activations, MatrixSource, Packed, fixed, plain};
+use llmctl_kernel::gemm::{Activations, GatedSums, MatrixSource, Packed, fixed, plain};
 use llmctl_kernel::matmul;
 use llmctl_kernel::matmul::MatmulShape;
 use llmctl_kernel::memory::{Arena, MemoryNodes};
@@ -102,6 +105,7 @@ pub struct Cpu {
     scratch: RefCell<CpuScratch>,
     /// Input and output of one head's product.
     head: RefCell<[CpuBuffer; 2]>,
+    low_rank: RefCell<LowRankScratch>,
     /// Memory of packed weights.
     weights: Arena,
     /// Packed weights are spread over several memory nodes; pages of a file never are.
@@ -157,6 +161,7 @@ impl Cpu {
             workers,
             scratch: RefCell::default(),
             head: RefCell::default(),
+            low_rank: RefCell::default(),
             weights: Arena::over(nodes),
             is_spread: nodes.are_several(),
             panels: None,
@@ -466,6 +471,7 @@ thread_local! {
 impl Backend for Cpu {
     type Buffer = CpuBuffer;
     type Weight = CpuWeight;
+    type LowRank = CpuLowRank;
     type Vector = Vec<f32>;
     type Angles = CpuAngles;
     type Kv = CpuKv;
@@ -487,6 +493,10 @@ impl Backend for Cpu {
 
     fn table(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {
         Ok(CpuWeight::Plain(tensor.clone()))
+    }
+
+    fn low_rank(&self, down_up: [&HostTensor; 2], factor: f32) -> Result<CpuLowRank, LoadError> {
+        self.upload_low_rank(down_up, factor)
     }
 
     fn vector(&self, values: Vec<f32>) -> Result<Vec<f32>, LoadError> {
@@ -599,16 +609,6 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn matmul(
-        &self,
-        x: &CpuBuffer,
-        weight: &CpuWeight,
-        bias: Option<&Vec<f32>>,
-        out: &mut CpuBuffer,
-    ) -> Result<()> {
-        self.matmul_each(x, &mut [Product { weight, bias, out }])
-    }
-
     fn matmul_each(&self, x: &CpuBuffer, products: &mut [Product<'_, Self>]) -> Result<()> {
         for Product { weight, out, .. } in products.iter_mut() {
             let (n, k) = weight.rows_cols();
@@ -622,7 +622,7 @@ impl Backend for Cpu {
         self.matmul_fixed(x, products);
         self.matmul_plain(x, products);
         products.iter_mut().for_each(|product| self.add_bias(product));
-        Ok(())
+        self.change_each(x, products)
     }
 
     fn feed_forward(&self, x: &CpuBuffer, network: GatedNetwork<'_, Self>) -> Result<()> {
@@ -631,13 +631,22 @@ impl Backend for Cpu {
         let Some([gate, up, last]) = weights.filter(|_| !gemm::is_few(self.isa, x.num_rows())) else {
             return feed_forward_in_steps(self, x, network);
         };
-        let GatedNetwork { activation, mut down, .. } = network;
+        let GatedNetwork { activation, inner: [to_gate, to_up], mut down } = network;
         down.out.resize(x.num_rows(), last.rows());
-        let CpuScratch { quantized, gated, .. } = &mut *self.scratch.borrow_mut();
-        gemm::gated(self.isa, self.quantized(x, quantized), [gate, up], activation, gated, &self.pool());
-        gemm::matmul(self.isa, last, gated, down.out.values_mut(), &self.pool());
+        // The input of what changes the last product.
+        let values = to_gate.out;
+        values.resize(if down.changes.is_empty() { 0 } else { x.num_rows() }, last.cols());
+        let changes: Vec<_> = to_gate.changes.iter().chain(&to_up.changes).collect();
+        self.with_sums(x, &changes, |sums| {
+            let (of_gate, of_up) = sums.split_at(to_gate.changes.len());
+            let sums = GatedSums { sums: [of_gate, of_up], values: values.values_mut() };
+            let CpuScratch { quantized, gated, .. } = &mut *self.scratch.borrow_mut();
+            let x = self.quantized(x, quantized);
+            gemm::gated(self.isa, x, [gate, up], activation, (sums, gated), &self.pool());
+            gemm::matmul(self.isa, last, gated, down.out.values_mut(), &self.pool());
+        })?;
         self.add_bias(&mut down);
-        Ok(())
+        self.change_each(values, &mut [down])
     }
 
     fn add_feed_forward(
@@ -649,13 +658,15 @@ impl Backend for Cpu {
     ) -> Result<()> {
         self.prepare(network.inner.iter().chain([&network.down]));
         let weights = packed_weights(x.width(), &network).filter(|_| network.down.bias.is_none());
+        let weights = weights.filter(|_| !network.is_changed());
         let weights = weights.filter(|_| !gemm::is_few(self.isa, to.rows.len()));
         let (Some([gate, up, last]), Some(quantized)) = (weights, x.quantized()) else {
             return add_feed_forward_in_steps(self, x, to, network, [selected, out]);
         };
         let CpuScratch { quantized: rows, gated, .. } = &mut *self.scratch.borrow_mut();
         rows.select(quantized, to.rows, &self.pool());
-        gemm::gated(self.isa, rows, [gate, up], network.activation, gated, &self.pool());
+        let sums = GatedSums::default();
+        gemm::gated(self.isa, rows, [gate, up], network.activation, (sums, gated), &self.pool());
         gemm::add_matmul(self.isa, last, gated, to, out.values_mut(), &self.pool());
         Ok(())
     }
@@ -952,8 +963,8 @@ mod tests {
             let to = WeightedRows { rows: &rows, weights: &weights };
             let [mut a, mut b, mut result, mut selected] = [(); 4].map(|()| cpu.buffer());
             let inner = [(&gate, &mut a), (&up, &mut b)];
-            let inner = inner.map(|(weight, out)| Product { weight, bias: None, out });
-            let down = Product { weight: &down, bias, out: &mut result };
+            let inner = inner.map(|(weight, out)| Product::new(weight, None, out));
+            let down = Product::new(&down, bias, &mut result);
             let network = GatedNetwork { activation: Activation::Silu, inner, down };
             let mut out = x.clone();
             match in_steps {

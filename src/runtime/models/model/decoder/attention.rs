@@ -30,21 +30,6 @@ struct KeysAndValues<B: Backend> {
     v_norm: Option<B::Vector>,
 }
 
-impl<B: Backend> KeysAndValues<B> {
-    /// Adds what adapters add to the projected keys and values.
-    fn adapt(
-        &self,
-        backend: &B,
-        step: &StepBuffers<B>,
-        input: &B::Buffer,
-        LayerBuffers { k, v, adapters, .. }: &mut LayerBuffers<B>,
-    ) -> Result<()> {
-        self.k.adapt(backend, &step.adapted, input, adapters, k)?;
-        let to_v = self.v.as_ref();
-        to_v.map_or(Ok(()), |to_v| to_v.adapt(backend, &step.adapted, input, adapters, v))
-    }
-}
-
 impl<B: Backend> Attention<B> {
     /// # Errors
     /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
@@ -88,7 +73,7 @@ impl<B: Backend> Attention<B> {
         }
         self.finish_queries(context)?;
         let LayerContext { step, kv, work, .. } = context;
-        let LayerBuffers { q, k, v, mixed, gate, adapters, .. } = &mut **work;
+        let LayerBuffers { q, k, v, mixed, gate, .. } = &mut **work;
         let spans = &step.spans[self.store.group];
         let rule = ScoreRule { scale: config.scale, softcap: config.softcap };
         if let Some(texts) = &step.texts {
@@ -111,13 +96,11 @@ impl<B: Backend> Attention<B> {
             backend.attend(kv, &spec, q, spans, mixed)?;
         }
         if let Some(output_gate) = &self.output_gate {
-            output_gate.apply(backend, input, gate)?;
-            output_gate.adapt(backend, &step.adapted, input, adapters, gate)?;
+            backend.matmul_each(input, &mut [output_gate.adapted(&step.adapted, gate)])?;
             backend.gated(Activation::Sigmoid, gate, mixed)?;
             std::mem::swap(gate, mixed);
         }
-        self.output.apply(backend, mixed, out)?;
-        self.output.adapt(backend, &step.adapted, mixed, adapters, out)
+        backend.matmul_each(mixed, &mut [self.output.adapted(&step.adapted, out)])
     }
 
     /// Stores the keys and values of all rows, without attention. Returns false if they are another layer's.
@@ -125,11 +108,11 @@ impl<B: Backend> Attention<B> {
         let Some(kv) = &self.kv else { return Ok(false) };
         let LayerContext { backend, step, work, .. } = context;
         let LayerBuffers { k, v, .. } = &mut **work;
+        let to_k = kv.k.adapted(&step.adapted, k);
         match &kv.v {
-            None => kv.k.apply(*backend, input, k)?,
-            Some(to_v) => backend.matmul_each(input, &mut [kv.k.onto(k), to_v.onto(v)])?,
+            None => backend.matmul_each(input, &mut [to_k])?,
+            Some(to_v) => backend.matmul_each(input, &mut [to_k, to_v.adapted(&step.adapted, v)])?,
         }
-        kv.adapt(*backend, step, input, work)?;
         self.finish_keys_and_values(kv, context)?;
         let LayerContext { backend, step, kv, work, .. } = context;
         let LayerBuffers { k, v, .. } = &**work;
@@ -145,18 +128,16 @@ impl<B: Backend> Attention<B> {
         input: &B::Buffer,
     ) -> Result<()> {
         let LayerBuffers { q, k, v, .. } = &mut **work;
+        let (rows, to_q) = (&step.adapted, self.q.adapted(&step.adapted, q));
         match own {
-            None => self.q.apply(*backend, input, q)?,
+            None => backend.matmul_each(input, &mut [to_q]),
             Some(KeysAndValues { k: to_k, v: None, .. }) => {
-                backend.matmul_each(input, &mut [self.q.onto(q), to_k.onto(k)])?;
+                backend.matmul_each(input, &mut [to_q, to_k.adapted(rows, k)])
             }
             Some(KeysAndValues { k: to_k, v: Some(to_v), .. }) => {
-                backend.matmul_each(input, &mut [self.q.onto(q), to_k.onto(k), to_v.onto(v)])?;
+                backend.matmul_each(input, &mut [to_q, to_k.adapted(rows, k), to_v.adapted(rows, v)])
             }
         }
-        let LayerBuffers { q, adapters, .. } = &mut **work;
-        self.q.adapt(*backend, &step.adapted, input, adapters, q)?;
-        own.map_or(Ok(()), |own| own.adapt(*backend, step, input, work))
     }
 
     /// Normalises and rotates projected keys, and normalises values.

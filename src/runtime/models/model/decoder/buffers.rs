@@ -4,7 +4,7 @@
 use super::StepBuffers;
 use super::routing::Routing;
 use crate::adapters::{AdapterSpec, AdapterUse};
-use crate::backend::{Backend, Product};
+use crate::backend::{Backend, LowRankChange, Product, WeightedRows};
 use crate::model::{Batch, Row};
 use llmctl_base::error::{Error, Result};
 
@@ -12,16 +12,8 @@ use llmctl_base::error::{Error, Result};
 pub struct Projection<B: Backend> {
     pub weight: B::Weight,
     pub bias: Option<B::Vector>,
-    pub adapters: Vec<AdapterProduct<B>>,
-}
-
-/// The matrices of an adapter for one product; see [`crate::model::low_rank`].
-pub struct AdapterProduct<B: Backend> {
-    /// Index of the adapter.
-    pub adapter: usize,
-    pub down: B::Weight,
-    pub up: B::Weight,
-    pub factor: f32,
+    /// What adapters add to the product, each with the adapter's index; see [`crate::model::low_rank`].
+    pub adapters: Vec<(usize, B::LowRank)>,
 }
 
 /// The rows of a step, or of a part of it, that adapters change.
@@ -80,50 +72,22 @@ impl AdaptedRows {
     }
 }
 
-/// Memory for the products of adapters.
-pub struct AdapterBuffers<B: Backend> {
-    input: B::Buffer,
-    inner: B::Buffer,
-    output: B::Buffer,
-    scales: Vec<f32>,
-}
-
-impl<B: Backend> AdapterBuffers<B> {
-    fn new(backend: &B) -> Self {
-        let [input, inner, output] = [(); 3].map(|()| backend.buffer());
-        Self { input, inner, output, scales: Vec::new() }
-    }
-}
-
 impl<B: Backend> Projection<B> {
     pub fn onto<'a>(&'a self, out: &'a mut B::Buffer) -> Product<'a, B> {
-        Product { weight: &self.weight, bias: self.bias.as_ref(), out }
+        Product::new(&self.weight, self.bias.as_ref(), out)
+    }
+
+    /// Returns the product with what adapters add to some of its rows.
+    pub fn adapted<'a>(&'a self, rows: &'a AdaptedRows, out: &'a mut B::Buffer) -> Product<'a, B> {
+        let change = |RowsOfAdapter { adapter, rows, scales }: &'a RowsOfAdapter| {
+            let (_, matrices) = self.adapters.iter().find(|(index, _)| index == adapter)?;
+            Some(LowRankChange { matrices, to: WeightedRows { rows, weights: scales } })
+        };
+        Product { changes: rows.0.iter().filter_map(change).collect(), ..self.onto(out) }
     }
 
     pub fn apply(&self, backend: &B, x: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
         backend.matmul(x, &self.weight, self.bias.as_ref(), out)
-    }
-
-    /// Adds to `out`, the product of `x`, what adapters add to `rows` of it.
-    pub fn adapt(
-        &self,
-        backend: &B,
-        rows: &AdaptedRows,
-        x: &B::Buffer,
-        space: &mut AdapterBuffers<B>,
-        out: &mut B::Buffer,
-    ) -> Result<()> {
-        for RowsOfAdapter { adapter, rows, scales } in &rows.0 {
-            for product in self.adapters.iter().filter(|product| product.adapter == *adapter) {
-                backend.select_rows(x, rows, &mut space.input)?;
-                backend.matmul(&space.input, &product.down, None, &mut space.inner)?;
-                backend.matmul(&space.inner, &product.up, None, &mut space.output)?;
-                space.scales.clear();
-                space.scales.extend(scales.iter().map(|scale| scale * product.factor));
-                backend.add_rows(out, &space.output, rows, &space.scales)?;
-            }
-        }
-        Ok(())
     }
 }
 
@@ -188,7 +152,6 @@ pub struct LayerBuffers<B: Backend> {
     pub routing: Routing,
     /// Factors of the rows' queries.
     pub factors: Vec<f32>,
-    pub adapters: AdapterBuffers<B>,
 }
 
 impl<B: Backend> LayerBuffers<B> {
@@ -206,7 +169,6 @@ impl<B: Backend> LayerBuffers<B> {
             scores: buffer(),
             routing: Routing::default(),
             factors: Vec::new(),
-            adapters: AdapterBuffers::new(backend),
         }
     }
 }

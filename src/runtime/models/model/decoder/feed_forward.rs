@@ -4,7 +4,7 @@
 //! computes together, but a product computes each row on its own, and the results of a row's experts are
 //! added in the order of the experts' numbers.
 
-use super::buffers::{AdaptedRows, AdapterBuffers, LayerBuffers, LayerContext, Projection};
+use super::buffers::{AdaptedRows, LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
 use super::routing::{Routing, Visitors};
 use crate::backend::{Backend, GatedNetwork, WeightedRows};
@@ -57,8 +57,8 @@ impl<B: Backend> FeedForward<B> {
         let (backend, num_rows, adapted) = (*backend, step.tokens.len(), &step.adapted);
         match &self.dense {
             Some(dense) => {
-                let LayerBuffers { gate, up, adapters, .. } = &mut **work;
-                dense.apply(backend, input, (adapted, adapters), [gate, up], out)?;
+                let LayerBuffers { gate, up, .. } = &mut **work;
+                dense.apply(backend, input, adapted, [gate, up], out)?;
             }
             None => backend.zeros(num_rows, self.hidden, out)?,
         }
@@ -133,48 +133,34 @@ impl<B: Backend> Mlp<B> {
         })
     }
 
-    /// Returns whether an adapter changes one of the products for some of the rows.
-    fn is_adapted(&self, rows: &AdaptedRows) -> bool {
-        let mut products = self.gate.iter().chain([&self.up, &self.down]);
-        !rows.is_empty() && products.any(|product| !product.adapters.is_empty())
-    }
-
     fn apply(
         &self,
         backend: &B,
         input: &B::Buffer,
-        (adapted, space): (&AdaptedRows, &mut AdapterBuffers<B>),
+        adapted: &AdaptedRows,
         [gate, up]: [&mut B::Buffer; 2],
         out: &mut B::Buffer,
     ) -> Result<()> {
-        if let Some(to_gate) = self.gate.as_ref().filter(|_| self.is_whole(adapted)) {
-            let inner = [to_gate.onto(gate), self.up.onto(up)];
-            let network = GatedNetwork { activation: self.activation, inner, down: self.down.onto(out) };
-            return backend.feed_forward(input, network);
+        if let Some(to_gate) = self.gate.as_ref().filter(|_| self.gate_cutoff.is_none()) {
+            let inner = [to_gate.adapted(adapted, gate), self.up.adapted(adapted, up)];
+            let down = self.down.adapted(adapted, out);
+            return backend.feed_forward(input, GatedNetwork { activation: self.activation, inner, down });
         }
         let inner = match &self.gate {
             None => {
-                self.up.apply(backend, input, up)?;
-                self.up.adapt(backend, adapted, input, space, up)?;
+                backend.matmul_each(input, &mut [self.up.adapted(adapted, up)])?;
                 backend.activate(self.activation, up)?;
                 up
             }
             Some(to_gate) => {
-                backend.matmul_each(input, &mut [to_gate.onto(gate), self.up.onto(up)])?;
-                to_gate.adapt(backend, adapted, input, space, gate)?;
-                self.up.adapt(backend, adapted, input, space, up)?;
+                let products = &mut [to_gate.adapted(adapted, gate), self.up.adapted(adapted, up)];
+                backend.matmul_each(input, products)?;
                 self.gate_cutoff.map_or(Ok(()), |deviations| backend.cut_off(gate, deviations))?;
                 backend.gated(self.activation, gate, up)?;
                 gate
             }
         };
-        self.down.apply(backend, inner, out)?;
-        self.down.adapt(backend, adapted, inner, space, out)
-    }
-
-    /// Returns whether the backend can compute a gated network as one: nothing happens between its products.
-    fn is_whole(&self, adapted: &AdaptedRows) -> bool {
-        self.gate_cutoff.is_none() && !self.is_adapted(adapted)
+        backend.matmul_each(inner, &mut [self.down.adapted(adapted, out)])
     }
 
     /// Adds its result for some rows of `input`, each with a weight, to these rows of `out`.
@@ -183,18 +169,19 @@ impl<B: Backend> Mlp<B> {
         backend: &B,
         input: &B::Buffer,
         to: WeightedRows<'_>,
-        (adapted, space): (&AdaptedRows, &mut AdapterBuffers<B>),
+        adapted: &AdaptedRows,
         [gate, up, selected, result]: [&mut B::Buffer; 4],
         out: &mut B::Buffer,
     ) -> Result<()> {
         let adapted = &adapted.within(to.rows);
-        let Some(to_gate) = self.gate.as_ref().filter(|_| self.is_whole(adapted)) else {
+        let Some(to_gate) = self.gate.as_ref().filter(|_| self.gate_cutoff.is_none()) else {
             backend.select_rows(input, to.rows, selected)?;
-            self.apply(backend, selected, (adapted, space), [gate, up], result)?;
+            self.apply(backend, selected, adapted, [gate, up], result)?;
             return backend.add_rows(out, result, to.rows, to.weights);
         };
-        let inner = [to_gate.onto(gate), self.up.onto(up)];
-        let network = GatedNetwork { activation: self.activation, inner, down: self.down.onto(result) };
+        let inner = [to_gate.adapted(adapted, gate), self.up.adapted(adapted, up)];
+        let down = self.down.adapted(adapted, result);
+        let network = GatedNetwork { activation: self.activation, inner, down };
         backend.add_feed_forward(input, to, network, [selected, out])
     }
 }
@@ -308,11 +295,10 @@ impl<B: Backend> Experts<B> {
         work: &mut LayerBuffers<B>,
         out: &mut B::Buffer,
     ) -> Result<()> {
-        let LayerBuffers { routing, sent, returned, gate, up, adapters, .. } = work;
+        let LayerBuffers { routing, sent, returned, gate, up, .. } = work;
         for (expert, Visitors { rows, weights }) in self.each.iter().zip(&routing.visitors) {
             if !rows.is_empty() {
                 let space = [&mut *gate, &mut *up, &mut *sent, &mut *returned];
-                let adapted = (adapted, &mut *adapters);
                 expert.add(backend, input, WeightedRows { rows, weights }, adapted, space, out)?;
             }
         }

@@ -1,6 +1,6 @@
 //! Loads the parts of one layer onto a backend.
 
-use super::buffers::{AdapterProduct, Projection};
+use super::buffers::Projection;
 use super::{Convert, Matrix};
 use crate::backend::Backend;
 use crate::model::config::{Names, Naming, RopeConfig};
@@ -43,8 +43,8 @@ impl<B: Backend> Loader<'_, B> {
         self.keep(linear, Matrix::Projection, B::weight)
     }
 
-    /// Uploads a matrix as [`Self::projection`] does, with what adapters add: for a product behind which
-    /// [`Projection::adapt`] is called.
+    /// Uploads a matrix as [`Self::projection`] does, with what adapters add: for a product that is
+    /// made by [`Projection::adapted`].
     pub fn adapted(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
         self.keep_adapted(linear, B::weight)
     }
@@ -83,10 +83,8 @@ impl<B: Backend> Loader<'_, B> {
         mut linear: Linear,
         upload: impl FnOnce(&B, &HostTensor) -> Result<B::Weight, LoadError>,
     ) -> Result<Projection<B>, LoadError> {
-        // Few rows, as the file has them, so that a product with them is exact for the type.
         let adapter = |LowRank { adapter, matrices: LowRankMatrices { down, up, factor } }: LowRank| {
-            let [down, up] = [self.backend.table(&down)?, self.backend.table(&up)?];
-            Ok(AdapterProduct { adapter, down, up, factor })
+            Ok((adapter, self.backend.low_rank([&down, &up], factor)?))
         };
         let adapters = std::mem::take(&mut linear.adapters).into_iter().map(adapter);
         let adapters = adapters.collect::<Result<Vec<_>, LoadError>>()?;

@@ -46,7 +46,7 @@ struct EncoderProjection<B: Backend> {
 
 impl<B: Backend> EncoderProjection<B> {
     fn onto<'a>(&'a self, out: &'a mut B::Buffer) -> Product<'a, B> {
-        Product { weight: &self.weight, bias: self.bias.as_ref(), out }
+        Product::new(&self.weight, self.bias.as_ref(), out)
     }
 }
 
