@@ -245,6 +245,13 @@ fn harmony_messages() {
     let prefilled =
         parse_answer(&harmony, &tools(), "<|start|>assistant<|channel|>final<|message|>", "Hi <b", false);
     assert_eq!(prefilled.content, "Hi <b");
+    let closing = harmony.reasoning.and_then(ReasoningFormat::closing).expect("a text that ends reasoning");
+    let ended = format!("<|channel|>analysis<|message|>Hm, hm, hm,{closing}Noon.");
+    let answer = parse_answer(&harmony, &[], "<|start|>assistant", &ended, false);
+    assert_eq!((answer.reasoning.as_str(), answer.content.as_str()), ("Hm, hm, hm,", "Noon."));
+    let watched = ("<|channel|>analysis<|message|>", "<|end|>");
+    assert_eq!(harmony.first_reasoning("<|end|><|start|>assistant"), Some(watched));
+    assert_eq!(harmony.may_reason("<|start|>assistant"), None);
 }
 
 /// The parser returns pieces as soon as they are certain.

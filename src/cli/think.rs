@@ -221,6 +221,7 @@ mod tests {
         assert_eq!(check("hide", None, always), Ok(()));
         assert_eq!(check("budget 9", None, always), Ok(()));
         assert!(check("off", None, always).is_err_and(|error| error.contains("cannot turn thinking off")));
-        assert!(check("budget 9", ASKED, Some(ReasoningFormat::Harmony)).is_err());
+        assert_eq!(check("budget 9", ASKED, Some(ReasoningFormat::Harmony)), Ok(()));
+        assert!(check("budget 9", ASKED, Some(ReasoningFormat::Atem)).is_err());
     }
 }

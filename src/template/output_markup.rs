@@ -45,8 +45,14 @@ impl OutputMarkup {
     /// Returns what opens and closes the reasoning that an answer may begin with, if the prompt has neither opened nor closed it
     /// already. `None` for messages with headers.
     pub fn may_reason(&self, prompt_tail: &str) -> Option<(&'static str, &'static str)> {
+        let has_headers = self.reasoning.is_some_and(|format| format.row().protocol.is_some());
+        self.first_reasoning(prompt_tail).filter(|_| !has_headers)
+    }
+
+    /// Returns what [`Self::may_reason`] returns, also for messages with headers.
+    pub fn first_reasoning(&self, prompt_tail: &str) -> Option<(&'static str, &'static str)> {
         let marks = self.reasoning.filter(|format| !format.is_open_in(prompt_tail))?.row();
-        let open = *marks.opens.first().filter(|_| marks.protocol.is_none())?;
+        let open = *marks.opens.first()?;
         (!prompt_tail.trim_end().ends_with(marks.close)).then_some((open, marks.close))
     }
 

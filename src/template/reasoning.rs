@@ -113,7 +113,7 @@ const HARMONY: Markers = Markers {
     close: "<|end|>",
     is_anywhere: true,
     protocol: Some(Protocol::Harmony),
-    closing: None,
+    closing: Some("<|end|><|start|>assistant<|channel|>final<|message|>"),
     ..THINK
 };
 

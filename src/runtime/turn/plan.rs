@@ -218,7 +218,7 @@ impl Planner<'_> {
         };
         let place = match output_markup.open_reasoning(text) {
             Some(close) => Some((None, close)),
-            None => output_markup.may_reason(text).map(|(open, close)| (Some(open.to_owned()), close)),
+            None => output_markup.first_reasoning(text).map(|(open, close)| (Some(open.to_owned()), close)),
         };
         let Some((open, close)) = place else { return Ok(None) };
         let closing = self.chat_tokenizer.encode_rest(closing)?;
