@@ -245,6 +245,12 @@ pub struct AccessArgs {
     #[arg(long, hide_short_help = true)]
     pub allow_pull: bool,
 
+    /// Let everyone who may send requests erase downloaded models (DELETE /api/delete)
+    ///
+    /// By default nobody may. A model that is in use, or that a session continues with, is kept.
+    #[arg(long, hide_short_help = true)]
+    pub allow_delete: bool,
+
     /// Answer browsers at / with JSON as other programs, not with the page
     #[arg(long)]
     pub no_page: bool,
@@ -499,6 +505,7 @@ impl RunningServer {
             aliases: args.model.aliases.clone(),
             terminal: terminal.clone(),
             is_open: args.access.allow_pull,
+            may_erase: args.access.allow_delete,
         };
         let shared = shared
             .with_tools(tools.as_ref().map(SharedToolServers::host))

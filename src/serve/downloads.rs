@@ -1,6 +1,6 @@
-//! Downloads of models that clients ask for.
+//! Downloads and removals of models that clients ask for.
 
-/// A downloader of models.
+/// The models that are downloaded on this machine.
 pub trait ModelDownloads: Send + Sync {
     /// Returns whether everyone who may send requests may ask for a download. Otherwise it is for this machine, where there are no keys.
     fn is_open(&self) -> bool;
@@ -10,6 +10,15 @@ pub trait ModelDownloads: Send + Sync {
     /// # Errors
     /// Why it is not downloaded, for the client.
     fn pull(&self, name: &str, progress: &(dyn Fn(PullProgress) + Sync)) -> Result<(), String>;
+
+    /// Returns whether everyone who may send requests may have a model erased; otherwise nobody may.
+    fn may_erase(&self) -> bool;
+
+    /// Erases a model that no process uses and no session continues with. Returns false if it is not here.
+    ///
+    /// # Errors
+    /// Why it is not erased, for the client.
+    fn erase(&self, name: &str) -> Result<bool, String>;
 }
 
 /// Progress of a download, in bytes.

@@ -7,7 +7,7 @@
 mod check;
 mod last_use;
 mod listing;
-mod removal;
+pub mod removal;
 mod show;
 
 use std::path::Path;

@@ -1,10 +1,11 @@
-//! Downloads that clients of the server ask for, into the cache that `pull` writes.
+//! Downloads and removals that clients of the server ask for, in the cache that `pull` writes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::cli::error::CommandError;
+use crate::cli::error::{CommandError, Kind};
 use crate::cli::model::download::Downloads;
 use crate::cli::model::hub_access::is_offline;
+use crate::cli::model::models::removal;
 use crate::cli::model::pull;
 use crate::cli::places::Places;
 use crate::cli::terminal::Terminal;
@@ -21,6 +22,8 @@ pub struct CacheDownloads {
     pub terminal: Terminal,
     /// `--allow-pull`.
     pub is_open: bool,
+    /// `--allow-delete`.
+    pub may_erase: bool,
 }
 
 impl ModelDownloads for CacheDownloads {
@@ -29,16 +32,30 @@ impl ModelDownloads for CacheDownloads {
     }
 
     fn pull(&self, name: &str, progress: &(dyn Fn(PullProgress) + Sync)) -> Result<(), String> {
-        let cache = self.places.hub.as_ref().map(|folder| folder.display().to_string()).unwrap_or_default();
-        // Where the cache is, is for the log.
-        self.run(name, progress).map_err(|error| match cache.is_empty() {
-            true => error.to_string(),
-            false => error.to_string().replace(&cache, "the cache"),
-        })
+        self.run(name, progress).map_err(|error| self.told(&error))
+    }
+
+    fn may_erase(&self) -> bool {
+        self.may_erase
+    }
+
+    fn erase(&self, name: &str) -> Result<bool, String> {
+        match removal::erase_unneeded(name, &self.places, &self.aliases) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind == Kind::NotFound => Ok(false),
+            Err(error) => Err(self.told(&error)),
+        }
     }
 }
 
 impl CacheDownloads {
+    /// Returns an error as clients may know it: where the cache is, is for the log.
+    fn told(&self, error: &CommandError) -> String {
+        let cache = self.places.hub.as_ref().map(|folder| folder.display().to_string());
+        let cache = cache.filter(|cache| !cache.is_empty());
+        cache.map_or_else(|| error.to_string(), |cache| error.to_string().replace(&cache, "the cache"))
+    }
+
     fn run(&self, name: &str, progress: &(dyn Fn(PullProgress) + Sync)) -> Result<(), CommandError> {
         if is_offline() {
             return Err(CommandError::offline("HF_HUB_OFFLINE"));

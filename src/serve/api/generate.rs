@@ -187,6 +187,7 @@ impl Totals {
             self.usage.remote = self.usage.remote.or(usage.remote);
         }
         self.usage.completion_tokens += usage.completion_tokens;
+        self.usage.looped_reasoning |= usage.looped_reasoning;
         self.num_reasoning_tokens += answer.num_reasoning_tokens;
         let all = &mut self.timings;
         all.queue = all.queue.max(timings.queue);

@@ -15,7 +15,7 @@ use super::collect::Collected;
 use super::generate::{FinishedChoice, GenerateRequest, Prompt, Totals};
 use super::image_urls::problems;
 use super::reply::{AnswerHeaders, Ignored};
-use super::request::{AnswerParams, Streaming, adapters, check_model, check_tools, sampling, with_settings};
+use super::request::{AnswerParams, Streaming, check_model, check_tools, sampling, with_settings};
 use super::sse::{self, WireFormat};
 use super::{drive, text};
 use crate::App;
@@ -25,7 +25,7 @@ use crate::wire::anthropic::tools::tools;
 use crate::wire::anthropic::{answer, error, hints, messages};
 use crate::wire::message::{begun, check_continued};
 use crate::wire::switches::fulfil;
-use crate::wire::{Fields, params, shape};
+use crate::wire::{Fields, lora, params, shape};
 use llmctl_engine::turn::{AnswerStart, Delta, TurnRequest};
 use llmctl_engine::{Limits, Token, Usage};
 use llmctl_template::{Conversation, Message, Role};
@@ -98,7 +98,8 @@ pub fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<M
         ..limits
     };
     let is_streamed = fields.flag("stream").unwrap_or(false);
-    let (sampling, adapters) = (sampling(app, &engine, &mut fields), adapters(&engine, &mut fields));
+    let sampling = sampling(app, &engine, &mut fields);
+    let adapters = lora::adapters(&engine.spec().model.adapters, &mut fields);
     let turn = TurnRequest { sampling, limits, adapters, ..asked.turn };
     let streaming = Streaming { is_on: is_streamed, ..Streaming::default() };
     let mut params = AnswerParams { num_choices: 1, turn, streaming };

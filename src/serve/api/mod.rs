@@ -180,12 +180,11 @@ where
     S: Clone + Send + Sync + 'static,
     ServedDownloads: FromRef<S>,
 {
-    use ollama::models::unchanged;
     Router::new()
         .route("/api/version", get(ollama::models::version))
         .route("/api/pull", post(ollama::pull::pull))
-        .route("/api/copy", post(unchanged))
-        .route("/api/delete", delete(unchanged))
+        .route("/api/copy", post(ollama::models::copy))
+        .route("/api/delete", delete(ollama::pull::erase))
 }
 
 /// Endpoints of tools, which need no loaded model.

@@ -22,8 +22,7 @@ use super::generate::{FinishedChoice, GenerateRequest, Prompt, Totals};
 use super::image_urls::problems;
 use super::reply::{self, AnswerHeaders, Head, Ignored};
 use super::request::{
-    AnswerParams, Streaming, adapters, check_model, check_ranges, check_tools, with_known_roles,
-    with_settings,
+    AnswerParams, Streaming, check_model, check_ranges, check_tools, with_known_roles, with_settings,
 };
 use super::sse::{self, WireFormat};
 use crate::App;
@@ -33,7 +32,7 @@ use crate::wire::images::{self, ImagePiece, ImagePlace};
 use crate::wire::message::{begun, check_continued};
 use crate::wire::ollama::{self, AnswerKind, AnswerPart};
 use crate::wire::switches::{self, Wish, fulfil};
-use crate::wire::{Fields, options, params, shape, tools};
+use crate::wire::{Fields, lora, options, params, shape, tools};
 use llmctl_engine::turn::{AnswerStart, AnsweredCall, Delta, InfillPrompt, TextPrompt, TurnRequest};
 use llmctl_engine::{EngineClient, Limits, Token};
 use llmctl_template::{Content, Conversation, Message, Role};
@@ -221,7 +220,7 @@ fn answer_fields(
         limits,
         logprobs: params::logprobs(fields, None),
         constraint: ollama::format(fields, schema_open),
-        adapters: adapters(engine, fields),
+        adapters: lora::adapters(&engine.spec().model.adapters, fields),
         reasoning_budget,
         ..TurnRequest::default()
     };

@@ -15,11 +15,10 @@ use crate::sessions::RequestSession;
 use crate::wire::fields::shown;
 use crate::wire::images::{self, ImagePiece, ImagePlace};
 use crate::wire::switches::{AnswerReasoning, Switches, switches};
-use crate::wire::{Fields, Problems, message, options, params, shape, tools};
+use crate::wire::{Fields, Problems, lora, message, options, params, shape, tools};
 use llmctl_base::{Error, GivenSampling};
 use llmctl_engine::turn::{AnswerStart, InfillPrompt, TextPrompt, ToolUse, TurnRequest};
 use llmctl_engine::{ChatTokenizer, EngineClient, Limits, MAX_LOGPROBS, Overflow, draw_seed};
-use llmctl_models::adapters::AdapterUse;
 use llmctl_template::{Conversation, ImageRef, Message, Role};
 
 /// OpenAI's default for completions, which its clients rely on.
@@ -340,7 +339,7 @@ pub fn params(
         logprobs: params::logprobs(fields, None),
         constraint: shape::shape(fields, reading.schema_open),
         prediction: params::prediction(fields),
-        adapters: adapters(engine, fields),
+        adapters: lora::adapters(&engine.spec().model.adapters, fields),
         ..TurnRequest::default()
     };
     let streaming = streaming(fields);
@@ -407,46 +406,7 @@ fn name_adapter(app: &App, model: &str, fields: &mut Fields<'_>) -> bool {
     let Some((_, name)) = model.rsplit_once(':').filter(|(base, _)| app.answers_to(base)) else {
         return false;
     };
-    let Ok(engine) = app.engine() else { return false };
-    let Some(spec) = engine.spec().model.adapters.iter().find(|spec| spec.name == name) else { return false };
-    match fields.has("lora") {
-        true => fields.out_of_range("lora", "contradicts the adapter that \"model\" names"),
-        false => {
-            let scale = if spec.scale == 0.0 { 1.0 } else { spec.scale };
-            fields.put("lora", json!([{"id": name, "scale": scale}]));
-        }
-    }
-    true
-}
-
-/// Reads llama.cpp's list of adapters by their number or name, each with its scale; those that are not in it are not used.
-pub fn adapters(engine: &EngineClient, fields: &mut Fields<'_>) -> Option<Vec<AdapterUse>> {
-    const NAME: &str = "lora";
-    let known = &engine.spec().model.adapters;
-    let mut uses = Vec::new();
-    for (index, item) in fields.list(NAME)?.into_iter().enumerate() {
-        let at = format!("{NAME}[{index}]");
-        let mut item = fields.within(&at, item)?;
-        let id = item.take("id");
-        let spec = match &id {
-            Some(Value::String(name)) => known.iter().find(|spec| spec.name == *name),
-            Some(number) => number.as_u64().and_then(|number| known.get(usize::try_from(number).ok()?)),
-            None => None,
-        };
-        let scale = item.number("scale").unwrap_or(1.0);
-        match spec {
-            Some(spec) => uses.push(AdapterUse { key: spec.key, scale }),
-            None if known.is_empty() => {
-                item.out_of_range("id", "names an adapter, and this server has none (serve --lora)")
-            }
-            None => {
-                item.out_of_range("id", "is no number or name of an adapter (GET /lora-adapters lists them)")
-            }
-        }
-        item.end();
-    }
-    let list = AdapterUse::list(uses);
-    list.map_err(|scale| fields.out_of_range(NAME, &format!("has a scale of {scale}"))).ok()
+    app.engine().is_ok_and(|engine| lora::name(&engine.spec().model.adapters, name, fields))
 }
 
 pub fn model_not_found(model: &str, served: &str) -> ApiError {

@@ -50,9 +50,10 @@ pub fn usage(usage: &Usage) -> Value {
     if let Some(remote) = usage.remote {
         json["engine"] = remote_json(remote);
     }
-    if usage.drafted_tokens > 0 {
-        json["completion_tokens_details"] = json!({});
-        count_drafts(&mut json["completion_tokens_details"], usage);
+    let mut details = json!({});
+    add_details(&mut details, usage);
+    if details != json!({}) {
+        json["completion_tokens_details"] = details;
     }
     json
 }
@@ -64,9 +65,13 @@ pub fn remote_json(RemoteUsage { reports_cached }: RemoteUsage) -> Value {
     })
 }
 
-/// Adds OpenAI's counts of drafted tokens to the details of an answer's tokens. Without drafts there are none: clients
-/// of old know no such members, and a count that depends on measured times stays out of answers without drafts.
-pub fn count_drafts(details: &mut Value, usage: &Usage) {
+/// Adds OpenAI's counts of drafted tokens to the details of an answer's tokens, and `looped_reasoning` if reasoning was ended that
+/// repeated itself. Without drafts there are no counts: clients of old know no such members, and a count that depends on
+/// measured times stays out of answers without drafts.
+pub fn add_details(details: &mut Value, usage: &Usage) {
+    if usage.looped_reasoning {
+        details["looped_reasoning"] = true.into();
+    }
     if usage.drafted_tokens > 0 {
         details["accepted_prediction_tokens"] = usage.accepted_tokens.into();
         details["rejected_prediction_tokens"] =
@@ -180,6 +185,15 @@ mod tests {
     /// Two bytes that begin characters, one that is a letter.
     fn bytes(id: u32) -> Vec<u8> {
         vec![[0xe2, 0xf0, b'a'][id as usize]]
+    }
+
+    #[test]
+    fn details_tell_drafts_and_ended_reasoning_where_there_were_any() {
+        assert_eq!(usage(&Usage::default()).get("completion_tokens_details"), None);
+        let looped =
+            Usage { looped_reasoning: true, drafted_tokens: 3, accepted_tokens: 2, ..Usage::default() };
+        let expected = json!({"looped_reasoning": true, "accepted_prediction_tokens": 2, "rejected_prediction_tokens": 1});
+        assert_eq!(usage(&looped)["completion_tokens_details"], expected);
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub mod hints;
 pub mod image_files;
 pub mod images;
 pub mod json;
+pub mod lora;
 pub mod message;
 pub mod ollama;
 pub mod options;

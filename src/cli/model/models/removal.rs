@@ -126,6 +126,18 @@ pub fn remove(
     print_either(format, &visible(&text), SCHEMA, object)
 }
 
+/// Erases a model without a question, unless a session continues with it.
+pub fn erase_unneeded(reference: &str, places: &Places, aliases: &Aliases) -> Result<(), CommandError> {
+    let target = CacheTarget::of(reference, places, aliases)?;
+    let (scan, plan) = target.plan(&places.hub.clone().unwrap_or_default())?;
+    let sessions = sessions_with([&plan].into_iter(), &session_models(places, aliases));
+    if !sessions.is_empty() {
+        let error = anyhow!("{reference} is kept for {}", counted(sessions.len(), "session"));
+        return Err(CommandError::new(Kind::Usage, error));
+    }
+    erase(reference, &scan, &plan, &MappedFiles::read(Path::new("/")), places).map(drop)
+}
+
 /// Lists what a question is about.
 fn described(targets: &[CacheTarget], plans: &[(RepoScan, Erasure)]) -> String {
     let row = |(target, (_, plan)): (&CacheTarget, &(RepoScan, Erasure))| {

@@ -50,9 +50,9 @@ pub async fn show(
     Ok((ignored, Json(shown(&card(&app), app.model()))))
 }
 
-/// Refuses to erase or copy a model.
-pub async fn unchanged() -> ApiError {
-    let message = "models are neither erased nor copied over HTTP: `llmctl models rm` erases, serve --alias gives another name";
+/// Refuses to copy a model.
+pub async fn copy() -> ApiError {
+    let message = "a model is not copied: serve --alias gives another name";
     ApiError::new(StatusCode::FORBIDDEN, Some("not_allowed"), message)
 }
 

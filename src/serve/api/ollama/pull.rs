@@ -1,7 +1,7 @@
-//! Ollama's `POST /api/pull`: a download into the cache of models, with its progress.
+//! Ollama's `POST /api/pull`: a download into the cache of models, with its progress; and `DELETE /api/delete`.
 //!
-//! Invariant: nobody but this machine starts a download, unless the server was started so that others may. A download continues
-//! when its client leaves.
+//! Invariant: nobody but this machine starts a download, and nobody erases a model, unless the server was started so that others
+//! may. A download continues when its client leaves.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use tokio::task::spawn_blocking;
 
 use super::super::body::JsonBody;
 use super::super::sse::{line, stream_response};
+use super::models::read_name;
 use crate::App;
 use crate::downloads::{ModelDownloads, PullProgress};
 use crate::error::ApiError;
@@ -80,6 +81,34 @@ pub async fn pull(
     };
     spawn_blocking(move || run(&*host, &name, &news));
     answer(lines, is_streamed).await
+}
+
+/// Erases a model that nothing needs.
+pub async fn erase(
+    State(served): State<ServedDownloads>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Value>, ApiError> {
+    let (_, name) = read_name(served.lenient, body)?;
+    let Some(host) = served.host.filter(|host| host.may_erase()) else {
+        let message = "models are erased by `llmctl models rm`; serve --allow-delete lets everyone who may send requests erase them";
+        return Err(ApiError::new(StatusCode::FORBIDDEN, Some("not_allowed"), message));
+    };
+    let kept = |why: String| Err(ApiError::new(StatusCode::CONFLICT, Some("not_erased"), why).param("model"));
+    if served.names.iter().any(|known| is_same_name(known, &name)) {
+        return kept(format!("{name} is served"));
+    }
+    let asked = name.clone();
+    match spawn_blocking(move || host.erase(&asked)).await {
+        Ok(Ok(true)) => Ok(Json(json!({}))),
+        Ok(Ok(false)) => Err(ApiError::new(
+            StatusCode::NOT_FOUND,
+            Some("model_not_found"),
+            format!("{name} is not in the cache"),
+        )
+        .param("model")),
+        Ok(Err(why)) => kept(why),
+        Err(error) => Err(ApiError::internal(&error.to_string())),
+    }
 }
 
 /// Reads a request for a download: the name, and whether progress is told.

@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD_NO_PAD;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::wire::answer::count_drafts;
+use crate::wire::answer::add_details;
 use llmctl_engine::turn::Answer;
 use llmctl_engine::{Finish, Usage};
 
@@ -56,7 +56,7 @@ pub fn stop(answer: &Answer) -> (&'static str, Option<&str>) {
 /// Returns the counts. Tokens that were reused are not among the input tokens, as Anthropic counts.
 pub fn usage(usage: &Usage, num_reasoning_tokens: usize) -> Value {
     let mut details = json!({"thinking_tokens": num_reasoning_tokens});
-    count_drafts(&mut details, usage);
+    add_details(&mut details, usage);
     json!({
         "input_tokens": usage.prompt_tokens.saturating_sub(usage.cached_tokens),
         "cache_creation_input_tokens": 0,

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::items::{ItemKind, answered_call, item_id, message, reasoning, status, text_part};
 use super::tools::ToolNames;
-use crate::wire::answer::count_drafts;
+use crate::wire::answer::add_details;
 use crate::wire::json::members;
 use llmctl_base::sampling::Support;
 use llmctl_base::{SAMPLING, Sampling};
@@ -77,7 +77,7 @@ pub fn has_message(answer: &Answer) -> bool {
 fn usage(answer: &Answer) -> Value {
     let usage = &answer.outcome.usage;
     let mut details = json!({"reasoning_tokens": answer.num_reasoning_tokens});
-    count_drafts(&mut details, usage);
+    add_details(&mut details, usage);
     json!({
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
