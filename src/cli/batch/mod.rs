@@ -75,6 +75,7 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
             refusal: format!("the model {:?} reads no images", llm.info().name),
             fetch: None,
         },
+        adapters: llm.engine().spec().model.adapters.clone(),
         models: (!args.batch.any_model).then(|| known_names(&llm, args)),
     };
     let progress = terminal.progress(total, "rows");

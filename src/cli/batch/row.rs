@@ -12,11 +12,12 @@ use crate::cli::think::Think;
 use llmctl_base::{Error, GivenSampling, GrammarError};
 use llmctl_engine::turn::{AnswerStart, OutputConstraint, TextPrompt, ToolUse, TurnInput, TurnRequest};
 use llmctl_engine::{Limits, Overflow};
+use llmctl_models::adapters::AdapterSpec;
 use llmctl_serve::error::ApiError;
 use llmctl_serve::wire;
 use llmctl_serve::wire::image_files::ImageReading;
 use llmctl_serve::wire::switches::{AnswerReasoning, Switches, switches};
-use llmctl_serve::wire::{Fields, Problems, message, options, params, shape, tools};
+use llmctl_serve::wire::{Fields, Problems, lora, message, options, params, shape, tools};
 use llmctl_template::{Conversation, Message, Role, TemplateVariables};
 
 /// Values of the flags, for rows that do not set them.
@@ -40,6 +41,8 @@ pub struct Defaults {
     pub schema_open: bool,
     /// Names under which the model is known; `None` takes rows for any model.
     pub models: Option<Vec<String>>,
+    /// LoRA adapters of the model.
+    pub adapters: Vec<AdapterSpec>,
     /// Images that rows may have, and the reason if they may have none.
     pub images: ImageReading,
 }
@@ -180,6 +183,7 @@ fn request(
     let num_choices = params::num_choices(&mut fields, params::MAX_CHOICES);
     inert(&mut fields);
     let prediction = params::prediction(&mut fields);
+    let adapters = lora::adapters(&defaults.adapters, &mut fields);
     params::labels(&mut fields);
     fields.end();
     let reasoning_budget = reasoning.budget.or(defaults.think.budget);
@@ -193,6 +197,7 @@ fn request(
         limits,
         logprobs,
         prediction,
+        adapters,
         ..TurnRequest::default()
     };
     (BatchRow { form, input, turn, num_choices, shows_reasoning, has_functions, ignored: Vec::new() }, model)
@@ -265,6 +270,10 @@ fn tools(fields: &mut Fields<'_>, input: &mut TurnInput, defaults: &Defaults, sc
 fn check_model(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<(), ApiError> {
     match (fields.text("model"), &defaults.models) {
         (Some(model), Some(known)) if !known.contains(&model) => {
+            let adapter = model.rsplit_once(':').filter(|(base, _)| known.iter().any(|known| known == base));
+            if adapter.is_some_and(|(_, name)| lora::name(&defaults.adapters, name, fields)) {
+                return Ok(());
+            }
             let message = format!(
                 "the row is for model {model:?}, but {:?} is loaded (--any-model answers it all the same)",
                 known.first().map_or("", String::as_str)

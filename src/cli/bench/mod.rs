@@ -18,8 +18,8 @@ use indicatif::ProgressBar;
 use super::error::{CommandError, Exit, Kind};
 use super::terminal::Terminal;
 use crate::cli::flags::args::{
-    DEVICES, DTYPES, DeviceArg, FetchArgs, FlagValue, INSTRUCTION_SETS, KV_TYPES, ModelArgs, QUANTIZED,
-    RemoteArgs, SPECULATIONS, count, one_of,
+    DEVICES, DTYPES, DeviceArg, FetchArgs, FlagValue, INSTRUCTION_SETS, KV_TYPES, LoraFile, ModelArgs,
+    QUANTIZED, RemoteArgs, SPECULATIONS, count, one_of,
 };
 use crate::cli::model::load;
 use crate::cli::terminal::output::{Output, OutputError};
@@ -193,6 +193,10 @@ pub struct EngineSweepArgs {
     /// Draft model for speculative decoding, with the vocabulary of each --model
     #[arg(long, value_name = "REF", hide_short_help = true)]
     pub draft_model: Option<String>,
+
+    /// LoRA adapter to measure each --model with, beside the model alone (repeatable: one at a time)
+    #[arg(long, value_name = "FILE[=SCALE]", hide_short_help = true)]
+    pub lora: Vec<LoraFile>,
 
     /// Context size in tokens (default: what the largest test needs)
     #[arg(long, value_name = "N", hide_short_help = true, value_parser = count(2..))]
@@ -405,6 +409,13 @@ fn recipes(args: &BenchArgs, cases: &[Case], terminal: &Terminal) -> Result<Vec<
     };
     let sweep = &args.engine;
     let recipes = models.into_iter().map(recipe).collect();
+    let alone = (!sweep.lora.is_empty()).then_some(None);
+    let adapters: Vec<_> = alone.into_iter().chain(sweep.lora.iter().cloned().map(Some)).collect();
+    let recipes = each(recipes, &adapters, |recipe, adapter| {
+        let names = adapter.iter().filter_map(|LoraFile(file)| file.path.file_stem());
+        names.for_each(|name| recipe.name += &format!(" + {}", name.display()));
+        recipe.model.lora = adapter.into_iter().collect();
+    });
     let recipes = each(recipes, &sweep.quantize, |recipe, value| recipe.model.quantize = Some(value));
     let recipes = each(recipes, &sweep.dtype, |recipe, value| recipe.model.dtype = Some(value));
     let recipes = each(recipes, &sweep.kv_type, |recipe, value| recipe.model.kv_type = Some(value));
