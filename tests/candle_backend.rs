@@ -8,7 +8,8 @@ use llmctl_kernel::attention::ScoreRule;
 use llmctl_models::backend::candle::{Candle, DeviceKind};
 use llmctl_models::backend::cpu::Cpu;
 use llmctl_models::backend::{
-    Activation, AttentionSpec, Backend, KvLayout, KvShape, KvValues, Product, RowSpan, Store, StoreShape,
+    Activation, AttentionSpec, Backend, KvLayout, KvShape, KvValues, LowRankChange, Product, RowSpan, Store,
+    StoreShape, WeightedRows,
 };
 use llmctl_models::load;
 use llmctl_models::load::quantize::convert;
@@ -297,12 +298,30 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
                     self.backend.matmul(&x, &weight, Some(&bias), &mut out).unwrap();
                     self.record(format!("matmul {name} x {rows} + bias"), tolerance, &out);
                     let mut second = self.backend.buffer();
-                    let product = |bias, out| Product { weight: &weight, bias, out };
+                    let product = |bias, out| Product::new(&weight, bias, out);
                     let mut both = [product(None, &mut out), product(Some(&bias), &mut second)];
                     self.backend.matmul_each(&x, &mut both).unwrap();
                     self.record(format!("matmul_each {name} x {rows}"), tolerance, &out);
                     self.record(format!("matmul_each {name} x {rows} + bias"), tolerance, &second);
                 }
+            }
+        }
+    }
+
+    /// Products of which adapters change every second row.
+    fn changes(&mut self) {
+        for (dtype, tolerance) in [(Dtype::F32, FLOAT), (Dtype::F16, HALF), (Dtype::Bf16, HALF)] {
+            let [down, up] = [self.matrix(dtype, 5, 512), self.matrix(dtype, 48, 5)];
+            let matrices = &self.backend.low_rank([&down, &up], 0.5).unwrap();
+            let (weight, bias) = (self.weight(dtype, 48, 512), self.vector(48));
+            for rows in [1, 3, 40] {
+                let (x, changed) = (self.rows(rows, 512, 2.0), (0..rows).step_by(2).collect::<Vec<_>>());
+                let to = WeightedRows { rows: &changed, weights: &vec![0.3; changed.len()] };
+                let mut out = self.backend.buffer();
+                let changes = vec![LowRankChange { matrices, to }];
+                let product = Product { changes, ..Product::new(&weight, Some(&bias), &mut out) };
+                self.backend.matmul_each(&x, &mut [product]).unwrap();
+                self.record(format!("changed {} x {rows}", dtype.name()), tolerance, &out);
             }
         }
     }
@@ -413,6 +432,7 @@ fn outputs<B: Backend<Buffer: Clone>>(backend: &B) -> Vec<Output> {
     bench.weights();
     bench.elements();
     bench.attention();
+    bench.changes();
     bench.outputs
 }
 

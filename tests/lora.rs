@@ -167,53 +167,112 @@ fn what_is_no_adapter_for_the_model_is_refused_by_name() {
     changed(&|tensor| tensor.bytes[..4].copy_from_slice(&f32::NAN.to_le_bytes()), &["not finite"]);
 }
 
+/// A place with two adapters of a model, and what `run` says without them, with the first, with half of the second, and with both.
+#[cfg(unix)]
+struct Adapted {
+    place: Place,
+    model: String,
+    one: String,
+    two: String,
+    told: [String; 4],
+}
+
+#[cfg(unix)]
+const GREEDY: [&str; 7] = ["--raw", "--max-tokens", "8", "--quiet", "--temperature", "0", "Once"];
+
+#[cfg(unix)]
+impl Adapted {
+    fn new() -> Self {
+        let place = Place::new();
+        let model = checkpoint("llama").to_string_lossy().into_owned();
+        let [one, two] = [1, 2].map(|seed| written(&place.path(""), seed).to_string_lossy().into_owned());
+        let half = format!("{two}=0.5");
+        let run = |adapters: &[&str]| Self::run(&place, &model, adapters, &[]);
+        let told = [run(&[]), run(&[&one]), run(&[&half]), run(&[&one, &half])];
+        let is_unique = |text: &String| told.iter().filter(|other| *other == text).count() == 1;
+        assert!(told.iter().all(is_unique), "{told:?}");
+        Self { place, model, one, two, told }
+    }
+
+    /// Returns the text of `run`, without the end of the line.
+    fn run(place: &Place, model: &str, adapters: &[&str], more: &[&str]) -> String {
+        let mut args = [&["run", "--model", model], &GREEDY[..], more].concat();
+        adapters.iter().for_each(|adapter| args.extend(["--lora", adapter]));
+        place.run(&args).check(0, "").stdout.trim_end_matches('\n').to_owned()
+    }
+
+    /// What requests to the model `id` add to choose adapters, and the text that they get.
+    fn chosen(&self, id: &str) -> [(Value, &str); 5] {
+        let [none, one, half, both] = self.told.each_ref().map(String::as_str);
+        [
+            (json!({}), one),
+            (json!({"lora": []}), none),
+            (json!({"lora": [{"id": 1, "scale": 0.5}]}), half),
+            (json!({"lora": [{"id": "adapter-2", "scale": 0.5}, {"id": 0, "scale": 1}]}), both),
+            (json!({"model": format!("{id}:adapter-1")}), one),
+        ]
+    }
+}
+
+/// A question with more fields.
+#[cfg(unix)]
+fn with(more: &Value) -> Value {
+    let mut body = json!({"prompt": "Once", "max_tokens": 8, "temperature": 0});
+    body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    body
+}
+
+#[cfg(unix)]
+fn text_of(choice: &Value) -> &str {
+    choice["text"].as_str().expect("a text").trim_end_matches('\n')
+}
+
+/// What requests to the model `id` may not ask for, and the field that is named.
+#[cfg(unix)]
+fn wrong(id: &str) -> [(Value, &'static str); 4] {
+    [
+        (json!({"lora": [{"id": 7, "scale": 1}]}), "lora[0].id"),
+        (json!({"lora": [{"id": "gone"}]}), "lora[0].id"),
+        (json!({"lora": [{"id": 0, "weight": 1}]}), "lora[0].weight"),
+        (json!({"model": format!("{id}:adapter-1"), "lora": [{"id": 1}]}), "lora"),
+    ]
+}
+
 #[cfg(unix)]
 #[test]
-fn servers_and_commands_take_adapters() {
-    let place = Place::new();
-    let folder = checkpoint("llama").to_string_lossy().into_owned();
-    let [one, two] = [1, 2].map(|seed| written(&place.path(""), seed).to_string_lossy().into_owned());
-    let run = |adapters: &[&str]| {
-        let mut args = vec![
-            "run",
-            "--model",
-            &folder,
-            "--raw",
-            "Once",
-            "--max-tokens",
-            "8",
-            "--quiet",
-            "--temperature",
-            "0",
-        ];
-        adapters.iter().for_each(|adapter| args.extend(["--lora", adapter]));
-        place.run(&args).check(0, "").stdout.clone()
-    };
+fn commands_take_adapters() {
+    let adapted = Adapted::new();
+    let Adapted { place, model, one, two, told } = &adapted;
     // The model drafts for itself, without the adapter.
-    let drafted = [
-        "run",
-        "--model",
-        &folder,
-        "--lora",
-        &one,
-        "--draft-model",
-        &folder,
-        "--raw",
-        "Once",
-        "--max-tokens",
-        "8",
-        "--quiet",
-        "--temperature",
-        "0",
-    ];
-    assert_eq!(place.run(&drafted).check(0, "").stdout, run(&[&one]));
-    let half = format!("{two}=0.5");
-    let told = [run(&[]), run(&[&one]), run(&[&half]), run(&[&one, &half])];
-    assert!(told.iter().all(|text| told.iter().filter(|other| *other == text).count() == 1), "{told:?}");
+    assert_eq!(Adapted::run(place, model, &[one], &["--draft-model", model]), told[1]);
 
+    let row = |body: Value| json!({"method": "POST", "url": "/v1/completions", "body": body}).to_string();
+    let (asked, wrong) = (adapted.chosen("llama"), wrong("llama"));
+    let bodies = asked.iter().map(|(more, _)| more).chain(wrong.iter().map(|(more, _)| more));
+    let rows: Vec<String> = bodies.map(|more| row(with(more))).collect();
+    place.write("rows.jsonl", rows.join("\n"));
+    let idle = format!("{two}=0");
+    let args = ["run", "--model", model, "--batch", "rows.jsonl", "--quiet", "--lora", one, "--lora", &idle];
+    let ran = place.run(&args);
+    let results: Vec<Value> =
+        ran.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(results.len(), rows.len(), "{}", ran.stderr);
+    for ((more, expected), result) in asked.iter().zip(&results) {
+        assert_eq!(text_of(&result["response"]["body"]["choices"][0]), *expected, "{more}");
+    }
+    for ((more, param), result) in wrong.iter().zip(&results[asked.len()..]) {
+        assert!(result.to_string().contains(&format!("\"{param}\"")), "{more}: {result}");
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn servers_take_adapters() {
+    let adapted = Adapted::new();
+    let Adapted { place, model, one, two, told } = &adapted;
     let idle = format!("{two}=0");
     let server =
-        Serving::start(&place, &["--model", &folder, "--model-id", "m", "--lora", &one, "--lora", &idle]);
+        Serving::start(place, &["--model", model, "--model-id", "m", "--lora", one, "--lora", &idle]);
     let listed = get(server.address, "/v1/models").json();
     let ids: Vec<&str> =
         listed["data"].as_array().expect("models").iter().filter_map(|model| model["id"].as_str()).collect();
@@ -222,35 +281,15 @@ fn servers_and_commands_take_adapters() {
     let adapters =
         json!([{"id": 0, "path": "adapter-1", "scale": 1.0}, {"id": 1, "path": "adapter-2", "scale": 0.0}]);
     assert_eq!(get(server.address, "/lora-adapters").json(), adapters);
-    let complete = |more: Value| {
-        let mut body = json!({"prompt": "Once", "max_tokens": 8, "temperature": 0});
-        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-        let reply = server.post("/v1/completions", &body);
-        assert_eq!(reply.status, 200, "{reply:?}");
-        reply.json()["choices"][0]["text"].as_str().expect("a text").to_owned()
-    };
-    let says = |text: &String| text.trim_end_matches('\n').to_owned();
-    for (more, expected) in [
-        (json!({}), &told[1]),
-        (json!({"lora": []}), &told[0]),
-        (json!({"lora": [{"id": 1, "scale": 0.5}]}), &told[2]),
-        (json!({"lora": [{"id": "adapter-2", "scale": 0.5}, {"id": 0, "scale": 1}]}), &told[3]),
-        (json!({"model": "m:adapter-1"}), &told[1]),
-    ] {
-        assert_eq!(says(&complete(more.clone())), says(expected), "{more}");
+    for (more, expected) in adapted.chosen("m") {
+        let reply = server.post("/v1/completions", &with(&more));
+        assert_eq!((reply.status, text_of(&reply.json()["choices"][0])), (200, expected), "{more}");
     }
     let native =
         server.post("/completion", &json!({"prompt": "Once", "n_predict": 8, "temperature": 0, "lora": []}));
-    assert_eq!(says(&native.json()["content"].as_str().expect("a text").to_owned()), says(&told[0]));
-    for (more, param) in [
-        (json!({"lora": [{"id": 7, "scale": 1}]}), "lora[0].id"),
-        (json!({"lora": [{"id": "gone"}]}), "lora[0].id"),
-        (json!({"lora": [{"id": 0, "weight": 1}]}), "lora[0].weight"),
-        (json!({"model": "m:adapter-1", "lora": [{"id": 1}]}), "lora"),
-    ] {
-        let mut body = json!({"prompt": "Once"});
-        body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
-        let error = server.post("/v1/completions", &body);
+    assert_eq!(native.json()["content"].as_str().expect("a text").trim_end_matches('\n'), told[0]);
+    for (more, param) in wrong("m") {
+        let error = server.post("/v1/completions", &with(&more));
         assert_eq!((error.status, &error.json()["error"]["param"]), (400, &json!(param)), "{error:?}");
     }
     server.end();

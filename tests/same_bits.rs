@@ -1,11 +1,13 @@
-//! Promise: every processor computes the same bits. The logits of each checkpoint in the repository, as x86 computed them, are
-//! recorded as hashes; each instruction set of x86-64 and aarch64 gives the same. So pages and sessions keep their worth when
-//! they are moved to another processor (src/runtime/load/fingerprint.rs).
+//! Promise: every processor computes the same bits. The logits of each checkpoint in the repository, and the rows of images by each
+//! tower of the fixtures, are recorded as hashes, as x86 computed them; each instruction set of x86-64 and aarch64 gives the
+//! same. So pages and sessions keep their worth when they are moved to another processor (src/runtime/load/fingerprint.rs).
 //!
 //! A change that means to change last bits records them again (`INSTA_UPDATE=always`).
 
 use std::fmt::Write;
 
+use llmctl_image::{ImageFile, ImageLimits, Picture};
+use llmctl_models::vision::Tower;
 use sha2::{Digest, Sha256};
 
 use crate::common::k_quants::write_k_quants;
@@ -44,11 +46,27 @@ fn hash_of_logits(path: &Path, options: &LoadOptions) -> String {
     let mut logits = fed.feed(&tokens[..TOGETHER], usize::MAX);
     logits.extend(fed.feed(&tokens[TOGETHER..], 1));
     assert!(logits.iter().all(|logit| logit.is_finite()), "{}: logits are numbers", path.display());
-    let bytes: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
+    hash(logits.iter())
+}
+
+fn hash<'a>(values: impl Iterator<Item = &'a f32>) -> String {
+    let bytes: Vec<u8> = values.flat_map(|value| value.to_le_bytes()).collect();
     Sha256::digest(bytes)[..8].iter().fold(String::new(), |mut hex, byte| {
         write!(hex, "{byte:02x}").expect("a string takes it");
         hex
     })
+}
+
+/// Returns the hash of the rows that a tower makes of a picture.
+fn hash_of_rows(tower: &dyn Tower, picture: &Picture) -> String {
+    let patches = tower.spec().pixels.patches(picture).expect("patches");
+    let mut job = tower.begin(patches).expect("a job");
+    let rows = loop {
+        if let Some(rows) = job.advance().expect("rows") {
+            break rows;
+        }
+    };
+    hash(rows.embeddings.iter().chain(rows.deep.iter().flatten()))
 }
 
 fn row(path: &Path, options: &LoadOptions) -> String {
@@ -74,4 +92,27 @@ fn every_processor_computes_the_recorded_bits() {
     write_k_quants(&k_quants);
     table += &row(&k_quants, &as_stored);
     insta::assert_snapshot!(table);
+}
+
+#[test]
+fn every_processor_computes_the_recorded_bits_of_images() {
+    let Some(folder) = fixtures().map(|folder| folder.join("vision")) else { return };
+    let images = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/images");
+    let mut table = String::new();
+    for family in std::fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("an entry").path()) {
+        if !family.join("config.json").is_file() {
+            continue;
+        }
+        let tower = load_model(&family, &exact()).expect("a model").tower.expect("a tower");
+        let name = family.file_name().expect("a name").to_string_lossy().into_owned();
+        for image in ["progressive.jpg", "deep.png", "lossy.webp"] {
+            let bytes = std::fs::read(images.join(image)).expect("an image");
+            let file = ImageFile::read(bytes.into(), &ImageLimits::default()).expect("an image");
+            writeln!(table, "{name:16} {image:16} {}", hash_of_rows(&*tower, &file.picture))
+                .expect("written");
+        }
+    }
+    let mut rows: Vec<&str> = table.lines().collect();
+    rows.sort_unstable();
+    insta::assert_snapshot!(rows.join("\n"));
 }

@@ -185,6 +185,8 @@ async fn the_model_is_listed_and_shown() {
     assert!(server.get("/api/version").await.ok()["version"].is_string());
     let refused = server.call(Method::DELETE, "/api/delete", &[], Some(json!({"model": MODEL}))).await;
     assert_eq!(refused.status, StatusCode::FORBIDDEN, "{}", refused.text);
+    let refused = server.post("/api/copy", json!({"source": MODEL, "destination": "other"})).await;
+    assert_eq!(refused.status, StatusCode::FORBIDDEN, "{}", refused.text);
     let pull = |name: &str| server.post("/api/pull", json!({"model": name}));
     assert_eq!(pull("org/other").await.status, StatusCode::FORBIDDEN);
     assert_eq!(lines_of_pull(&pull(MODEL).await), [json!({"status": "success"})]);

@@ -116,8 +116,7 @@ pub fn adapter(data: &[u8]) -> bool {
         }
     };
     let Ok(matrices) = read else { return false };
-    let known = Adapter::new("fuzz".to_owned(), 1.0, matrices);
-    assert!(known.spec.rank > 0);
+    drop(Adapter::new("fuzz".to_owned(), 1.0, matrices));
     true
 }
 

@@ -191,6 +191,32 @@ fn kv_of_text_that_is_deleted_or_not_to_be_stored_is_not_on_disk() {
     assert_eq!(serving.end().0.code(), Some(0));
 }
 
+#[cfg(unix)]
+#[test]
+fn a_downloaded_model_is_erased_for_clients_where_that_is_allowed() {
+    let place = Place::new();
+    let repo = ".cache/huggingface/hub/models--o--m";
+    let commit = "0123456789012345678901234567890123456789";
+    for folder in ["refs", &format!("snapshots/{commit}")] {
+        std::fs::create_dir_all(place.path(&format!("{repo}/{folder}"))).expect("a folder");
+    }
+    place.write(&format!("{repo}/refs/main"), commit);
+    place.write(&format!("{repo}/snapshots/{commit}/m-Q4_0.gguf"), "four");
+    place.write(&format!("{repo}/snapshots/{commit}/m-Q8_0.gguf"), "eight");
+    let serving = start(place, &["--allow-delete"]);
+    let at = serving.address;
+    let erase = |model: &str| {
+        let head = format!("DELETE /api/delete HTTP/1.1\r\nHost: {at}\r\nContent-Type: application/json");
+        ask(at, &head, &json!({"model": model}).to_string()).status
+    };
+    let is_here = |file: &str| serving.place.path(&format!("{repo}/snapshots/{commit}/{file}")).exists();
+    assert_eq!([erase("llama"), erase("o/other"), erase("o/m:Q5_0")], [409, 404, 404]);
+    assert_eq!((erase("o/m:Q8_0"), is_here("m-Q8_0.gguf"), is_here("m-Q4_0.gguf")), (200, false, true));
+    assert_eq!([erase("o/m"), erase("o/m")], [200, 404]);
+    signal(&serving.child, libc::SIGTERM);
+    assert_eq!(serving.end().0.code(), Some(0));
+}
+
 /// Counts the files of an extension below a folder.
 fn files_below(folder: &Path, extension: &str) -> usize {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
