@@ -87,7 +87,7 @@ pub async fn pull(
 pub async fn erase(
     State(served): State<ServedDownloads>,
     JsonBody(body): JsonBody,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<StatusCode, ApiError> {
     let (_, name) = read_name(served.lenient, body)?;
     let Some(host) = served.host.filter(|host| host.may_erase()) else {
         let message = "models are erased by `llmctl models rm`; serve --allow-delete lets everyone who may send requests erase them";
@@ -99,7 +99,7 @@ pub async fn erase(
     }
     let asked = name.clone();
     match spawn_blocking(move || host.erase(&asked)).await {
-        Ok(Ok(true)) => Ok(Json(json!({}))),
+        Ok(Ok(true)) => Ok(StatusCode::OK),
         Ok(Ok(false)) => Err(ApiError::new(
             StatusCode::NOT_FOUND,
             Some("model_not_found"),
