@@ -201,7 +201,7 @@ impl Adapted {
         place.run(&args).check(0, "").stdout.trim_end_matches('\n').to_owned()
     }
 
-    /// What requests to the model `id` add to choose adapters, and the text that they get.
+    /// Fields by which a request to the model `id` chooses adapters, and the text that it gets.
     fn chosen(&self, id: &str) -> [(Value, &str); 5] {
         let [none, one, half, both] = self.told.each_ref().map(String::as_str);
         [
@@ -227,7 +227,7 @@ fn text_of(choice: &Value) -> &str {
     choice["text"].as_str().expect("a text").trim_end_matches('\n')
 }
 
-/// What requests to the model `id` may not ask for, and the field that is named.
+/// Fields that are refused in a request to the model `id`, and the field that the error names.
 #[cfg(unix)]
 fn wrong(id: &str) -> [(Value, &'static str); 4] {
     [

@@ -20,17 +20,17 @@ use crate::pool::Pool;
 /// Packed panels per block of columns.
 const STRIP_PANELS: usize = BLOCK / ROWS;
 
-const _: () = assert!(BLOCK == low_rank::COLUMNS, "a strip is a block of what is added");
+const _: () = assert!(BLOCK == low_rank::COLUMNS, "a strip is a block of a sum");
 
 thread_local! {
     /// Results of a strip's gate and up, `[rows, 32]` each.
     static STRIP: RefCell<[Vec<f32>; 2]> = RefCell::default();
 }
 
-/// What belongs to a gated network beside its weights.
+/// Sums that adapters add to a gated network, and a second output.
 #[derive(Default)]
 pub struct GatedSums<'a> {
-    /// What is added to the products with gate and up before the activation.
+    /// Sums for the products with gate and up; they are added before the activation.
     pub sums: [&'a [LowRankSum<'a>]; 2],
     /// Receives the result in f32, `[rows, outputs]`, if it is not empty.
     pub values: &'a mut [f32],

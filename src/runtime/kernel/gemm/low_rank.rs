@@ -84,7 +84,7 @@ impl LowRankUp {
     }
 }
 
-/// What is added to a product: `out[rows[i]] += weights[i] * factor * (x[i] . up^T)`, with `x` `[i, rank]`. Rows ascend.
+/// A sum that an adapter adds to a product: `out[rows[i]] += weights[i] * factor * (x[i] . up^T)`, with `x` `[i, rank]`. Rows ascend.
 #[derive(Clone, Copy)]
 pub struct LowRankSum<'a> {
     pub up: &'a LowRankUp,

@@ -32,7 +32,7 @@ impl Cpu {
         Ok(CpuLowRank { down: self.packed(down)?, up: rearranged, factor })
     }
 
-    /// Calls `with` with what each of `changes` adds to a product of `x`.
+    /// Calls `with` with the sum that each of `changes` adds to a product of `x`.
     pub(super) fn with_sums(
         &self,
         x: &CpuBuffer,
@@ -70,7 +70,7 @@ impl Cpu {
         Ok(())
     }
 
-    /// Adds what changes the results of products of `x`.
+    /// Changes the results of products of `x`, and empties their lists of changes.
     pub(super) fn change_each(&self, x: &CpuBuffer, products: &mut [Product<'_, Self>]) -> Result<()> {
         if products.iter().all(|product| product.changes.is_empty()) {
             return Ok(());

@@ -633,7 +633,7 @@ impl Backend for Cpu {
         };
         let GatedNetwork { activation, inner: [to_gate, to_up], mut down } = network;
         down.out.resize(x.num_rows(), last.rows());
-        // The input of what changes the last product.
+        // Adapters of the last product read its input in f32.
         let values = to_gate.out;
         values.resize(if down.changes.is_empty() { 0 } else { x.num_rows() }, last.cols());
         let changes: Vec<_> = to_gate.changes.iter().chain(&to_up.changes).collect();

@@ -12,7 +12,7 @@ use llmctl_base::error::{Error, Result};
 pub struct Projection<B: Backend> {
     pub weight: B::Weight,
     pub bias: Option<B::Vector>,
-    /// What adapters add to the product, each with the adapter's index; see [`crate::model::low_rank`].
+    /// The matrices of each adapter that changes the product, with the adapter's index; see [`crate::model::low_rank`].
     pub adapters: Vec<(usize, B::LowRank)>,
 }
 
@@ -77,7 +77,7 @@ impl<B: Backend> Projection<B> {
         Product::new(&self.weight, self.bias.as_ref(), out)
     }
 
-    /// Returns the product with what adapters add to some of its rows.
+    /// Returns the product with the changes that adapters make to some of its rows.
     pub fn adapted<'a>(&'a self, rows: &'a AdaptedRows, out: &'a mut B::Buffer) -> Product<'a, B> {
         let change = |RowsOfAdapter { adapter, rows, scales }: &'a RowsOfAdapter| {
             let (_, matrices) = self.adapters.iter().find(|(index, _)| index == adapter)?;
