@@ -419,6 +419,7 @@ class Suite:
             assert len(held["messages"]) == 4 and held["branches"], held
             begun = held["messages"][3]["content"]
             page.reload()
+            self.lengthen_next(page, 20) # the stop may have come where the model would end its answer
             page.click("#log > :last-child >> text=Continue")
             self.wait_turn(page)
             whole = self.server.get(f"v1/sessions/{session}?messages=true")["messages"]
@@ -427,11 +428,7 @@ class Suite:
 
     def stop_next(self, page):
         """The next answer is long, reaches the page slowly, and is stopped as soon as it is seen; the server may be done by then."""
-        def lengthen(route):
-            body = {**route.request.post_data_json, "ignore_eos": True, "max_tokens": 985}
-            route.continue_(post_data=json.dumps(body))
-
-        page.route("**/v1/chat/completions", lengthen)
+        self.lengthen_next(page, 985)
         self.limit_download(page, 20_000)
         page.evaluate(
             """new MutationObserver((_, observer) => {
@@ -440,6 +437,14 @@ class Suite:
                 document.body.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
             }).observe(document.querySelector("#log"), { childList: true, subtree: true })"""
         )
+
+    def lengthen_next(self, page, tokens):
+        """The next answers have this many tokens, even where the model would end before."""
+        def lengthen(route):
+            body = {**route.request.post_data_json, "ignore_eos": True, "max_tokens": tokens}
+            route.continue_(post_data=json.dumps(body))
+
+        page.route("**/v1/chat/completions", lengthen)
 
     def limit_download(self, page, bytes_per_second):
         """-1 is no limit."""
