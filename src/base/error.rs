@@ -17,6 +17,9 @@ use llmctl_template::TemplateError;
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// The result of reading and loading a model's files.
+pub type LoadResult<T> = std::result::Result<T, LoadError>;
+
 /// Text of the program itself. An alias, because serde would borrow a plain reference from its input.
 type Lasting = &'static str;
 

@@ -20,7 +20,7 @@ use super::safetensors::Safetensors;
 use crate::model::low_rank::{Adapter, LowRankMatrices};
 use crate::model::weights::to_f32;
 use crate::tensor::{HostTensor, TensorSource};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_kernel::Dtype;
 
 const CONFIG: &str = "adapter_config.json";
@@ -75,7 +75,7 @@ enum PairSide {
 ///
 /// # Errors
 /// [`LoadError`] naming the file, and the key or tensor at fault; for two adapters of one name, too.
-pub fn read_adapters(files: &ModelFiles, asked: &[AdapterFile]) -> Result<Vec<Adapter>, LoadError> {
+pub fn read_adapters(files: &ModelFiles, asked: &[AdapterFile]) -> LoadResult<Vec<Adapter>> {
     let mut adapters: Vec<Adapter> = Vec::with_capacity(asked.len());
     for file in asked {
         let adapter = read_adapter(files, file)?;
@@ -90,7 +90,7 @@ pub fn read_adapters(files: &ModelFiles, asked: &[AdapterFile]) -> Result<Vec<Ad
     Ok(adapters)
 }
 
-fn read_adapter(files: &ModelFiles, AdapterFile { path, scale }: &AdapterFile) -> Result<Adapter, LoadError> {
+fn read_adapter(files: &ModelFiles, AdapterFile { path, scale }: &AdapterFile) -> LoadResult<Adapter> {
     let folder = match path.is_dir() {
         true => Some(path.as_path()),
         false => path.parent().filter(|_| path.extension().is_some_and(|ending| ending == "safetensors")),
@@ -114,7 +114,7 @@ fn read_adapter(files: &ModelFiles, AdapterFile { path, scale }: &AdapterFile) -
     Ok(Adapter::new(name, *scale, matrices))
 }
 
-fn architecture(model: &Gguf) -> Result<Option<&str>, LoadError> {
+fn architecture(model: &Gguf) -> LoadResult<Option<&str>> {
     model.metadata().get("general.architecture")
 }
 
@@ -126,7 +126,7 @@ pub fn of_gguf(
     gguf: &Gguf,
     path: &Path,
     model: Option<&str>,
-) -> Result<BTreeMap<String, LowRankMatrices>, LoadError> {
+) -> LoadResult<BTreeMap<String, LowRankMatrices>> {
     let metadata = gguf.metadata();
     let kind = |key| Ok::<_, LoadError>(metadata.get::<&str>(key)?.unwrap_or_default());
     if (kind("general.type")?, kind("adapter.type")?) != ("adapter", "lora") {
@@ -164,7 +164,7 @@ pub fn of_gguf(
 ///
 /// # Errors
 /// [`LoadError`] naming the key or tensor at fault.
-pub fn of_peft(config: &Value, folder: &Path) -> Result<BTreeMap<String, LowRankMatrices>, LoadError> {
+pub fn of_peft(config: &Value, folder: &Path) -> LoadResult<BTreeMap<String, LowRankMatrices>> {
     let path = folder.join(CONFIG);
     let config = PeftConfig::read(config, &path)?;
     let weights = folder.join(WEIGHTS);
@@ -204,7 +204,7 @@ struct PeftConfig {
 }
 
 impl PeftConfig {
-    fn read(config: &Value, path: &Path) -> Result<Self, LoadError> {
+    fn read(config: &Value, path: &Path) -> LoadResult<Self> {
         let refused = |key: &str, value: &Value| {
             let message =
                 format!("{key} = {value} is not supported: llmctl runs LoRA on weights as they are");
@@ -238,7 +238,7 @@ impl PeftConfig {
                 let regex = regex.map_err(|_| malformed(path, key, &format!("{pattern:?} is no pattern")))?;
                 Ok((regex, number(key, value)?))
             };
-            listed.map(pattern).collect::<Result<Vec<_>, LoadError>>()
+            listed.map(pattern).collect::<LoadResult<Vec<_>>>()
         };
         let targets = config.get("target_parameters").and_then(Value::as_array).into_iter().flatten();
         let targets: Vec<&str> = targets.filter_map(Value::as_str).collect();
@@ -328,7 +328,7 @@ fn read_pairs(
     path: &Path,
     split: impl Fn(&str) -> Option<(String, PairSide)>,
     factor: impl Fn(&str, usize) -> f32,
-) -> Result<BTreeMap<String, LowRankMatrices>, LoadError> {
+) -> LoadResult<BTreeMap<String, LowRankMatrices>> {
     let mut sides: BTreeMap<String, [Option<HostTensor>; 2]> = BTreeMap::new();
     for name in source.names() {
         let Some((module, side)) = split(&name) else {
@@ -358,7 +358,7 @@ fn read_pairs(
 }
 
 /// Checks that a tensor is a matrix, or one for each expert, of finite floats.
-fn check(path: &Path, name: &str, tensor: &HostTensor) -> Result<(), LoadError> {
+fn check(path: &Path, name: &str, tensor: &HostTensor) -> LoadResult<()> {
     if !matches!(tensor.shape.len(), 2 | 3) || !matches!(tensor.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16)
     {
         let message = format!("{} {:?}; a matrix of floats is expected", tensor.dtype.name(), tensor.shape);

@@ -7,13 +7,13 @@ use crate::backend::KvType;
 use crate::memory::Demand;
 use crate::model::Model;
 use crate::model::candle_models::{CandlePlan, Prefill};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_base::notice::Notice;
 use llmctl_kernel::Dtype;
 
 /// Refuses options that candle-transformers cannot honour: weights and KV are f32. KV in f16 is the default, so it is
 /// not refused.
-pub fn check(files: &ModelFiles, plan: &CandlePlan, options: &LoadOptions) -> Result<(), LoadError> {
+pub fn check(files: &ModelFiles, plan: &CandlePlan, options: &LoadOptions) -> LoadResult<()> {
     if let Some(adapter) = options.adapters.first() {
         let message =
             format!("{} runs through candle-transformers, which takes no adapters", plan.architecture);
@@ -71,7 +71,7 @@ pub fn load(
     options: &LoadOptions,
     context_length: usize,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<Box<dyn Model>, LoadError> {
+) -> LoadResult<Box<dyn Model>> {
     let (device, cpu) = match options.device {
         Device::Cpu(cpu) => (CandleDevice::Cpu, Some(cpu)),
         Device::Candle(kind) => (open_device(kind).map_err(backend)?, None),

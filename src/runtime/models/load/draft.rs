@@ -15,7 +15,7 @@ use crate::model::recognise::{Recognised, recognise};
 use crate::model::weights::WeightFile;
 use crate::model::{Model, ModelSpec};
 use crate::text::Tokenizer;
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_base::notice::Notice;
 use llmctl_hub::Resolved;
 
@@ -59,7 +59,7 @@ impl DraftFiles {
         resolved: &Resolved,
         (model, recognised): (&str, &Recognised),
         must_assist: bool,
-    ) -> Result<Self, LoadError> {
+    ) -> LoadResult<Self> {
         let files = ModelFiles::open(&resolved.source)?;
         let is_assistant = arch::is_assistant(files.config_reader());
         let described = match is_assistant {
@@ -94,7 +94,7 @@ impl DraftFiles {
 
     /// # Errors
     /// [`LoadError::DraftModel`] with the first token that differs from the one in `tokenizer`.
-    pub fn check_vocabulary(&self, tokenizer: &Tokenizer) -> Result<(), LoadError> {
+    pub fn check_vocabulary(&self, tokenizer: &Tokenizer) -> LoadResult<()> {
         let own = match self.files.tokenizer() {
             // A folder of an assistant need not repeat the model's.
             Err(LoadError::NotFound(_)) if self.is_assistant => return Ok(()),
@@ -115,12 +115,7 @@ impl DraftFiles {
     ///
     /// # Errors
     /// [`LoadError::Tensor`] for a tensor of an impossible size.
-    pub fn add_demand(
-        &self,
-        model: Demand,
-        options: &LoadOptions,
-        context: usize,
-    ) -> Result<Demand, LoadError> {
+    pub fn add_demand(&self, model: Demand, options: &LoadOptions, context: usize) -> LoadResult<Demand> {
         if self.is_assistant {
             return Ok(Demand {
                 weights: model.weights.saturating_add(self.assistant_bytes(options)?),
@@ -141,7 +136,7 @@ impl DraftFiles {
     }
 
     /// Returns the bytes of an assistant's weights in memory.
-    fn assistant_bytes(&self, options: &LoadOptions) -> Result<u64, LoadError> {
+    fn assistant_bytes(&self, options: &LoadOptions) -> LoadResult<u64> {
         let Description { config, naming, .. } = &self.description;
         let source = self.files.tensors();
         let (file, joint) = (WeightFile::new(source, naming)?, WeightFile::of_assistant(source, naming));
@@ -169,7 +164,7 @@ impl DraftFiles {
         workers: Option<&CpuThreads>,
         context: usize,
         notices: &mut Vec<Notice>,
-    ) -> Result<LoadedDraft, LoadError> {
+    ) -> LoadResult<LoadedDraft> {
         if self.is_assistant {
             // The decoder has loaded it.
             let weight_bytes = self.assistant_bytes(options)?;
@@ -188,10 +183,7 @@ impl DraftFiles {
 }
 
 /// Describes the assistant in `files` for a model; in the inner result, why it is one for another.
-fn assistant_for(
-    files: &ModelFiles,
-    recognised: &Recognised,
-) -> Result<Result<Description, String>, LoadError> {
+fn assistant_for(files: &ModelFiles, recognised: &Recognised) -> LoadResult<Result<Description, String>> {
     let assistant = arch::parse_assistant(files.config_reader())?;
     Ok(match recognised {
         Recognised::Native(of_model) => assistant.of_model(&of_model.config),

@@ -19,7 +19,7 @@ use crate::model::text_head::{EmbeddingHead, Pooling, fit_together};
 use crate::model::{TEXT_STEP_TOKENS, TextModel};
 use crate::tensor::HostTensor;
 use crate::text::Tokenizer;
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_base::notice::Notice;
 use llmctl_hub::Resolved;
 
@@ -44,7 +44,7 @@ enum Network {
 }
 
 impl Network {
-    fn of(files: &ModelFiles) -> Result<Option<Self>, LoadError> {
+    fn of(files: &ModelFiles) -> LoadResult<Option<Self>> {
         let reader = files.config_reader();
         if let Some(config) = parse_encoder(reader)? {
             return Ok(Some(Network::Encoder(Box::new(config))));
@@ -87,7 +87,7 @@ impl Network {
 ///
 /// # Errors
 /// Those of [`load_embedder`] that concern headers and settings.
-pub fn text_task(files: &ModelFiles) -> Result<Option<TextTaskFacts>, LoadError> {
+pub fn text_task(files: &ModelFiles) -> LoadResult<Option<TextTaskFacts>> {
     let Some(network) = Network::of(files)? else { return Ok(None) };
     files_task(files, &network)
 }
@@ -105,7 +105,7 @@ pub fn describe(files: &ModelFiles) -> Option<String> {
     })
 }
 
-fn files_task(files: &ModelFiles, network: &Network) -> Result<Option<TextTaskFacts>, LoadError> {
+fn files_task(files: &ModelFiles, network: &Network) -> LoadResult<Option<TextTaskFacts>> {
     let hidden = network.hidden_size();
     let facts = match (files.folder(), network) {
         (None, _) => gguf_task(files, hidden)?,
@@ -134,7 +134,7 @@ fn task_asked_for(
     files: &ModelFiles,
     network: &Network,
     tokenizer: &Tokenizer,
-) -> Result<Option<TextTaskFacts>, LoadError> {
+) -> LoadResult<Option<TextTaskFacts>> {
     let scores = |facts: &TextTaskFacts| matches!(facts.task, TextTask::Scores(_));
     let refuse = |what: &str| Err(files.config_reader().unsupported(what));
     match (asked, by_files, network) {
@@ -164,7 +164,7 @@ fn pooled_by(pooling: Pooling, facts: TextTaskFacts) -> TextTaskFacts {
     TextTaskFacts { task, is_assumed: false, ..facts }
 }
 
-fn yes_no_ids(tokenizer: &Tokenizer) -> Result<[u32; 2], LoadError> {
+fn yes_no_ids(tokenizer: &Tokenizer) -> LoadResult<[u32; 2]> {
     let id = |word: &str| {
         let missing = || LoadError::Tokenizer(format!("has no token {word:?} to score pairs by"));
         tokenizer.token_to_id(word).ok_or_else(missing)
@@ -182,7 +182,7 @@ pub fn load_embedder(
     asked: Option<AskedTask>,
     options: &LoadOptions,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<LoadedEmbedder, LoadError> {
+) -> LoadResult<LoadedEmbedder> {
     let files = ModelFiles::open(&resolved.source)?;
     let reader = files.config_reader();
     let architecture = reader.architecture()?;
@@ -231,7 +231,7 @@ fn load_network(
     options: &LoadOptions,
     cpu: Cpu,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<Box<dyn TextModel>, LoadError> {
+) -> LoadResult<Box<dyn TextModel>> {
     let source = files.tensors();
     let convert = |name: &str, matrix: Matrix, tensor: HostTensor| {
         let wanted = target(options, matrix, tensor.dtype);
@@ -269,7 +269,7 @@ fn context(
     facts: &TextTaskFacts,
     options: &LoadOptions,
     notices: &mut Vec<Notice>,
-) -> Result<usize, LoadError> {
+) -> LoadResult<usize> {
     let mut weights = 0u64;
     for name in files.tensors().names() {
         let Some((shape, dtype)) = files.tensors().describe(&name) else { continue };

@@ -17,7 +17,7 @@ use crate::hints::Hints;
 use crate::model::arch::ConfigReader;
 use crate::tensor::TensorSource;
 use crate::text::Tokenizer;
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 use llmctl_base::notice::Notice;
 use llmctl_base::{GivenSampling, SAMPLING, TopK};
 use llmctl_hub::builtin::BuiltIn;
@@ -56,13 +56,13 @@ impl ModelFiles {
     ///
     /// # Errors
     /// Those of [`Self::open`].
-    pub fn of(resolved: &Resolved) -> Result<Self, LoadError> {
+    pub fn of(resolved: &Resolved) -> LoadResult<Self> {
         Ok(Self { mmproj: resolved.mmproj.clone(), ..Self::open(&resolved.source)? })
     }
 
     /// # Errors
-    /// [`LoadError`] naming the file and the key or tensor at fault.
-    pub fn open(source: &ModelSource) -> Result<Self, LoadError> {
+    /// `LoadError` naming the file and the key or tensor at fault.
+    pub fn open(source: &ModelSource) -> LoadResult<Self> {
         match source {
             ModelSource::Gguf(path) => Ok(Self::of_gguf(Gguf::open(path)?)),
             ModelSource::BuiltIn(model) => {
@@ -121,8 +121,8 @@ impl ModelFiles {
     /// Checks a folder's packed matrices, from the headers alone.
     ///
     /// # Errors
-    /// [`LoadError::Tensor`] naming the first that cannot be read.
-    pub fn check_packed(&self) -> Result<(), LoadError> {
+    /// `LoadError::Tensor` naming the first that cannot be read.
+    pub fn check_packed(&self) -> LoadResult<()> {
         match &self.files {
             Files::Folder { tensors: FolderTensors::Packed(packed), .. } => packed.check(),
             _ => Ok(()),
@@ -173,8 +173,8 @@ impl ModelFiles {
     }
 
     /// # Errors
-    /// [`LoadError::Tokenizer`], or [`LoadError::Malformed`] naming the key.
-    pub fn tokenizer(&self) -> Result<Tokenizer, LoadError> {
+    /// `LoadError::Tokenizer`, or `LoadError::Malformed` naming the key.
+    pub fn tokenizer(&self) -> LoadResult<Tokenizer> {
         match &self.files {
             Files::Gguf(gguf) => tokenizer::from_gguf(gguf.metadata()),
             Files::Folder { path, .. } => tokenizer::from_folder(path),
@@ -185,7 +185,7 @@ impl ModelFiles {
     ///
     /// # Errors
     /// Those of [`Self::tokenizer`], and of an index of shards.
-    pub fn notices(&self) -> Result<Vec<Notice>, LoadError> {
+    pub fn notices(&self) -> LoadResult<Vec<Notice>> {
         match &self.files {
             Files::Gguf(gguf) => {
                 let tokens = tokenizer::corrected(gguf.metadata())?;
@@ -198,8 +198,8 @@ impl ModelFiles {
     }
 
     /// # Errors
-    /// [`LoadError::Malformed`] if a template is not text.
-    pub fn chat_templates(&self) -> Result<ChatTemplates, LoadError> {
+    /// `LoadError::Malformed` if a template is not text.
+    pub fn chat_templates(&self) -> LoadResult<ChatTemplates> {
         match &self.files {
             Files::Gguf(gguf) => gguf_templates(gguf.metadata()),
             Files::Folder { path, .. } => hf::chat_templates(path, hf::tokenizer_config(path)?.as_ref()),
@@ -209,8 +209,8 @@ impl ModelFiles {
     /// Reads sampling defaults and every end-of-generation id that the files list.
     ///
     /// # Errors
-    /// [`LoadError::Malformed`] naming the key.
-    pub fn generation(&self) -> Result<GenerationConfig, LoadError> {
+    /// `LoadError::Malformed` naming the key.
+    pub fn generation(&self) -> LoadResult<GenerationConfig> {
         match &self.files {
             Files::Gguf(gguf) => gguf_generation(gguf.metadata()),
             Files::Folder { path, config, .. } => folder_generation(path, config),
@@ -219,7 +219,7 @@ impl ModelFiles {
 }
 
 /// Reads `tokenizer.chat_template` and the named templates beside it.
-fn gguf_templates(metadata: &Metadata) -> Result<ChatTemplates, LoadError> {
+fn gguf_templates(metadata: &Metadata) -> LoadResult<ChatTemplates> {
     const KEY: &str = "tokenizer.chat_template";
     let mut templates =
         ChatTemplates { default: metadata.get::<&str>(KEY)?.map(str::to_owned), others: Vec::new() };
@@ -232,7 +232,7 @@ fn gguf_templates(metadata: &Metadata) -> Result<ChatTemplates, LoadError> {
 }
 
 /// Reads `general.sampling.*`, as llama.cpp's converter writes it, and the ids that end a turn or a message.
-fn gguf_generation(metadata: &Metadata) -> Result<GenerationConfig, LoadError> {
+fn gguf_generation(metadata: &Metadata) -> LoadResult<GenerationConfig> {
     let top_k: Option<i64> = metadata.get("general.sampling.top_k")?;
     let top_k = top_k.and_then(|k| usize::try_from(k).ok()).filter(|k| *k > 0).map(TopK::Best);
     let mut defaults = GivenSampling { top_k, ..GivenSampling::default() };
@@ -249,7 +249,7 @@ fn gguf_generation(metadata: &Metadata) -> Result<GenerationConfig, LoadError> {
 }
 
 /// Reads generation_config.json, and `eos_token_id` of config.json.
-pub(super) fn folder_generation(path: &Path, config: &Value) -> Result<GenerationConfig, LoadError> {
+pub(super) fn folder_generation(path: &Path, config: &Value) -> LoadResult<GenerationConfig> {
     let mut generation = hf::generation_config(path)?.unwrap_or_default();
     generation.eos_token_ids.extend(hf::config_eos_ids(path, config)?);
     Ok(generation)

@@ -23,7 +23,7 @@ use super::{Device, LoadOptions};
 use crate::backend::PAGE_TOKENS;
 use crate::kv::disk::FORMAT_VERSION;
 use crate::model::config::{DecoderConfig, RopeConfig, RopeScaling};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_base::read::read_optional;
 use llmctl_kernel::Dtype;
 
@@ -61,7 +61,7 @@ pub fn fingerprint(
     config: &DecoderConfig,
     context_length: usize,
     options: &LoadOptions,
-) -> Result<Fingerprint, LoadError> {
+) -> LoadResult<Fingerprint> {
     let ropes: Vec<&str> = config.ropes.iter().map(|rope| rope_in_force(rope, context_length)).collect();
     fingerprint_as(files, config.architecture, (&native_backend(options.device), &ropes), options)
 }
@@ -75,7 +75,7 @@ pub(super) fn candle_fingerprint(
     files: &ModelFiles,
     architecture: &str,
     options: &LoadOptions,
-) -> Result<Fingerprint, LoadError> {
+) -> LoadResult<Fingerprint> {
     fingerprint_as(files, architecture, (&candle_backend(options.device), &[]), options)
 }
 
@@ -85,7 +85,7 @@ fn fingerprint_as(
     architecture: &str,
     (backend, ropes): (&str, &[&str]),
     options: &LoadOptions,
-) -> Result<Fingerprint, LoadError> {
+) -> LoadResult<Fingerprint> {
     // Fields are listed one by one, so that a new option must be considered here. Memory and the requested context
     // only affect `context_length`; the device is in `backend`. A block that drafts changes no bit of the model's; a
     // vision tower is a part of the keys of its images, and adapters are of the names of pages.
@@ -124,7 +124,7 @@ fn fingerprint_as(
 ///
 /// # Errors
 /// [`LoadError`] naming the file that cannot be read.
-pub fn identity(files: &ModelFiles) -> Result<String, LoadError> {
+pub fn identity(files: &ModelFiles) -> LoadResult<String> {
     let facts = json!({
         "sha256": files.folder().map(folder).transpose()?,
         "weights": weights(files)?,
@@ -136,7 +136,7 @@ pub fn identity(files: &ModelFiles) -> Result<String, LoadError> {
 ///
 /// # Errors
 /// [`LoadError`] naming the file that cannot be read.
-pub fn texts_identity(path: &Path) -> Result<String, LoadError> {
+pub fn texts_identity(path: &Path) -> LoadResult<String> {
     let facts = json!({"sha256": folder(path)?, "weights": null});
     Ok(sha256(&[facts.to_string().as_bytes()]))
 }
@@ -196,8 +196,8 @@ fn rope_in_force(rope: &RopeConfig, context_length: usize) -> &'static str {
 }
 
 /// Hashes the listed files that exist in `folder`.
-fn folder(folder: &Path) -> Result<Value, LoadError> {
-    let hash = |name: &&str| -> Result<(String, Value), LoadError> {
+fn folder(folder: &Path) -> LoadResult<Value> {
+    let hash = |name: &&str| -> LoadResult<(String, Value)> {
         let bytes = read_optional(&folder.join(name), MAX_FILE_BYTES)?;
         Ok(((*name).to_owned(), json!(bytes.map(|bytes| sha256(&[&bytes])))))
     };
@@ -205,7 +205,7 @@ fn folder(folder: &Path) -> Result<Value, LoadError> {
 }
 
 /// Describes each weight file.
-fn weights(files: &ModelFiles) -> Result<Vec<Value>, LoadError> {
+fn weights(files: &ModelFiles) -> LoadResult<Vec<Value>> {
     let facts = |(path, bytes, header_len)| {
         let mut facts = content(bytes, header_len);
         if !files.is_built_in() {
@@ -216,7 +216,7 @@ fn weights(files: &ModelFiles) -> Result<Vec<Value>, LoadError> {
     files.contents().into_iter().map(facts).collect()
 }
 
-fn modified_ns(path: &Path) -> Result<String, LoadError> {
+fn modified_ns(path: &Path) -> LoadResult<String> {
     let metadata = std::fs::metadata(path).map_err(|error| LoadError::io(path, &error))?;
     metadata.modified().map(nanoseconds).map_err(|error| LoadError::io(path, &error))
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use super::gguf_types::{self, dtype, kind_name};
 use super::metadata::{Cursor, Metadata, shortened};
 use crate::tensor::{HostTensor, SharedBytes, TensorSource};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_kernel::Dtype;
 
 const MAGIC: &[u8; 4] = b"GGUF";
@@ -64,7 +64,7 @@ impl Gguf {
     /// # Errors
     /// [`LoadError::NotFound`] naming the file or the missing shard, [`LoadError::Malformed`] naming the key, tensor
     /// or field at fault, [`LoadError::Unsupported`] for other versions and for big-endian files.
-    pub fn open(path: impl AsRef<Path>) -> Result<Gguf, LoadError> {
+    pub fn open(path: impl AsRef<Path>) -> LoadResult<Gguf> {
         let path = path.as_ref();
         let opened = ParsedGguf::parse(path, SharedBytes::map_file(path)?)?;
         match Split::of(&opened)? {
@@ -77,7 +77,7 @@ impl Gguf {
     ///
     /// # Errors
     /// As [`Gguf::open`].
-    pub fn from_bytes(path: impl AsRef<Path>, bytes: impl Into<SharedBytes>) -> Result<Gguf, LoadError> {
+    pub fn from_bytes(path: impl AsRef<Path>, bytes: impl Into<SharedBytes>) -> LoadResult<Gguf> {
         Gguf::assemble(vec![ParsedGguf::parse(path.as_ref(), bytes.into())?])
     }
 
@@ -118,7 +118,7 @@ impl Gguf {
     }
 
     /// Returns the factors of a matrix in NVFP4: one, or one for each expert.
-    fn factors(&self, matrix: &GgufTensor) -> Result<Vec<f32>, LoadError> {
+    fn factors(&self, matrix: &GgufTensor) -> LoadResult<Vec<f32>> {
         let Some(entry) = self.factors_of(matrix) else { return Ok(vec![1.0]) };
         let error = |message| LoadError::Tensor { tensor: entry.name.to_string(), message };
         let count: usize = entry.shape.iter().product();
@@ -140,7 +140,7 @@ impl Gguf {
         }
     }
 
-    fn assemble(files: Vec<ParsedGguf>) -> Result<Gguf, LoadError> {
+    fn assemble(files: Vec<ParsedGguf>) -> LoadResult<Gguf> {
         let metadata = files[0].metadata.clone();
         let mut gguf = Gguf { metadata, shards: vec![], tensors: vec![], by_name: HashMap::new() };
         for file in files {
@@ -158,7 +158,7 @@ impl Gguf {
 }
 
 impl TensorSource for Gguf {
-    fn tensor(&self, name: &str) -> Result<Option<HostTensor>, LoadError> {
+    fn tensor(&self, name: &str) -> LoadResult<Option<HostTensor>> {
         let Some(&index) = self.by_name.get(name) else { return Ok(None) };
         let entry = &self.tensors[index];
         let error = |message| LoadError::Tensor { tensor: name.into(), message };
@@ -194,7 +194,7 @@ struct ParsedGguf {
 }
 
 impl ParsedGguf {
-    fn parse(path: &Path, bytes: SharedBytes) -> Result<ParsedGguf, LoadError> {
+    fn parse(path: &Path, bytes: SharedBytes) -> LoadResult<ParsedGguf> {
         let mut cursor = Cursor::new(&bytes);
         check_version(path, &mut cursor)?;
         let header = |message| LoadError::malformed(path, "header", message);
@@ -214,7 +214,7 @@ impl ParsedGguf {
     }
 }
 
-fn check_version(path: &Path, cursor: &mut Cursor<'_>) -> Result<(), LoadError> {
+fn check_version(path: &Path, cursor: &mut Cursor<'_>) -> LoadResult<()> {
     let header = |message| LoadError::malformed(path, "header", message);
     let unsupported = |message| Err(LoadError::Unsupported { path: path.into(), message });
     if cursor.u32().map_err(header)? != u32::from_le_bytes(*MAGIC) {
@@ -230,7 +230,7 @@ fn check_version(path: &Path, cursor: &mut Cursor<'_>) -> Result<(), LoadError> 
     }
 }
 
-fn alignment(path: &Path, metadata: &Metadata) -> Result<usize, LoadError> {
+fn alignment(path: &Path, metadata: &Metadata) -> LoadResult<usize> {
     const KEY: &str = "general.alignment";
     let alignment = metadata.get::<u64>(KEY)?.unwrap_or(DEFAULT_ALIGNMENT);
     // The upper bound keeps the rounding of offsets from overflowing; pages are smaller on every machine.
@@ -246,7 +246,7 @@ fn read_entry(
     cursor: &mut Cursor<'_>,
     (index, count): (usize, usize),
     alignment: usize,
-) -> Result<GgufTensor, LoadError> {
+) -> LoadResult<GgufTensor> {
     let name = cursor.name().map_err(|message| {
         LoadError::malformed(path, format!("tensor entry {} of {count}", index + 1), message)
     })?;
@@ -281,7 +281,7 @@ fn place_tensors(
     tensors: &mut [GgufTensor],
     data_start: usize,
     file_len: usize,
-) -> Result<(), LoadError> {
+) -> LoadResult<()> {
     for entry in tensors {
         let error = |message| malformed_tensor(path, &entry.name, message);
         let len = entry.byte_len().map_err(error)?.unwrap_or(0);
@@ -308,7 +308,7 @@ fn check_layout(
     data_start: usize,
     file_len: usize,
     alignment: usize,
-) -> Result<(), LoadError> {
+) -> LoadResult<()> {
     let mut order: Vec<&GgufTensor> = tensors.iter().collect();
     order.sort_unstable_by_key(|entry| entry.start);
     let mut end = data_start;
@@ -345,7 +345,7 @@ struct Split {
 }
 
 impl Split {
-    fn of(file: &ParsedGguf) -> Result<Option<Split>, LoadError> {
+    fn of(file: &ParsedGguf) -> LoadResult<Option<Split>> {
         let metadata = &file.metadata;
         let Some(count) = metadata.get("split.count")? else { return Ok(None) };
         let number = metadata.require("split.no")?;
@@ -357,7 +357,7 @@ impl Split {
     }
 
     /// Opens the other shards beside `opened` and combines them.
-    fn open_all(&self, opened: ParsedGguf) -> Result<Gguf, LoadError> {
+    fn open_all(&self, opened: ParsedGguf) -> LoadResult<Gguf> {
         let (directory, prefix) = self.stem(&opened.path)?;
         let mut opened = Some(opened);
         let mut files = Vec::new();
@@ -376,7 +376,7 @@ impl Split {
     }
 
     /// Returns the folder, and the file name without `-00001-of-0000N.gguf`.
-    fn stem(&self, path: &Path) -> Result<(PathBuf, String), LoadError> {
+    fn stem(&self, path: &Path) -> LoadResult<(PathBuf, String)> {
         let suffix = shard_suffix(self.number, self.count);
         let name = path.file_name().and_then(|name| name.to_str());
         match name.and_then(|name| name.strip_suffix(&suffix)) {
@@ -392,7 +392,7 @@ impl Split {
         }
     }
 
-    fn check_sibling(&self, file: &ParsedGguf, number: usize) -> Result<(), LoadError> {
+    fn check_sibling(&self, file: &ParsedGguf, number: usize) -> LoadResult<()> {
         match Split::of(file)? {
             Some(split) if split.number == number && split.count == self.count => Ok(()),
             _ => {
@@ -403,7 +403,7 @@ impl Split {
         }
     }
 
-    fn check_total(&self, files: &[ParsedGguf]) -> Result<(), LoadError> {
+    fn check_total(&self, files: &[ParsedGguf]) -> LoadResult<()> {
         let found: usize = files.iter().map(|file| file.tensors.len()).sum();
         match self.tensors {
             Some(claimed) if claimed != found => {

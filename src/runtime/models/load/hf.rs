@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use llmctl_base::error::{Error, LoadError};
+use llmctl_base::error::{Error, LoadError, LoadResult};
 use llmctl_base::notice::Notice;
 use llmctl_base::read::read_optional;
 use llmctl_base::{GivenSampling, SAMPLING, SamplingNumbers, TopK};
@@ -20,7 +20,7 @@ pub const MAX_FILE_BYTES: u64 = 64 << 20;
 ///
 /// # Errors
 /// As [`read_optional`]; [`LoadError::Malformed`] with line and column if it is not JSON.
-pub fn optional_json(path: &Path) -> Result<Option<Value>, LoadError> {
+pub fn optional_json(path: &Path) -> LoadResult<Option<Value>> {
     let Some(bytes) = read_optional(path, MAX_FILE_BYTES)? else { return Ok(None) };
     // Editors on Windows leave a byte order mark, which JSON does not allow but Python's readers accept.
     let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
@@ -57,7 +57,7 @@ fn without_infinities(text: &[u8]) -> Vec<u8> {
 ///
 /// # Errors
 /// Errors of [`optional_json`], and [`LoadError::NotFound`].
-pub fn require_json(path: &Path) -> Result<Value, LoadError> {
+pub fn require_json(path: &Path) -> LoadResult<Value> {
     optional_json(path)?.ok_or_else(|| LoadError::NotFound(path.into()))
 }
 
@@ -65,7 +65,7 @@ pub fn require_json(path: &Path) -> Result<Value, LoadError> {
 ///
 /// # Errors
 /// [`LoadError::NotFound`], [`LoadError::Io`] or [`LoadError::Malformed`] naming the file.
-pub fn config(folder: &Path) -> Result<Value, LoadError> {
+pub fn config(folder: &Path) -> LoadResult<Value> {
     let path = folder.join("config.json");
     let value = require_json(&path)?;
     object(&path, &value)?;
@@ -76,14 +76,14 @@ pub fn config(folder: &Path) -> Result<Value, LoadError> {
 ///
 /// # Errors
 /// [`LoadError::Io`] or [`LoadError::Malformed`] naming the file.
-pub fn tokenizer_config(folder: &Path) -> Result<Option<Value>, LoadError> {
+pub fn tokenizer_config(folder: &Path) -> LoadResult<Option<Value>> {
     let path = folder.join("tokenizer_config.json");
     let value = optional_json(&path)?;
     value.iter().try_for_each(|value| object(&path, value).map(drop))?;
     Ok(value)
 }
 
-fn object<'a>(path: &Path, value: &'a Value) -> Result<&'a Map<String, Value>, LoadError> {
+fn object<'a>(path: &Path, value: &'a Value) -> LoadResult<&'a Map<String, Value>> {
     value.as_object().ok_or_else(|| LoadError::malformed(path, "JSON", "is not an object"))
 }
 
@@ -105,7 +105,7 @@ pub struct GenerationConfig {
 /// # Errors
 /// [`LoadError::Malformed`] naming the key, if a value has the wrong type or is out of the range that
 /// [`crate::runtime::Sampling::validate`] allows.
-pub fn generation_config(folder: &Path) -> Result<Option<GenerationConfig>, LoadError> {
+pub fn generation_config(folder: &Path) -> LoadResult<Option<GenerationConfig>> {
     let path = folder.join("generation_config.json");
     let Some(value) = optional_json(&path)? else { return Ok(None) };
     let keys = ConfigKeys { path: &path, object: object(&path, &value)? };
@@ -137,7 +137,7 @@ pub fn generation_config(folder: &Path) -> Result<Option<GenerationConfig>, Load
 }
 
 /// Validates with the sampling parameters' own validator; its parameter names are the file's keys.
-fn check_ranges(path: &Path, defaults: &GivenSampling) -> Result<(), LoadError> {
+fn check_ranges(path: &Path, defaults: &GivenSampling) -> LoadResult<()> {
     defaults.sampling(false).validate(usize::MAX).map_err(|error| match error {
         Error::InvalidParameter { name, message } => {
             LoadError::malformed(path, format!("key {name:?}"), message)
@@ -150,7 +150,7 @@ fn check_ranges(path: &Path, defaults: &GivenSampling) -> Result<(), LoadError> 
 ///
 /// # Errors
 /// [`LoadError::Malformed`] naming the key.
-pub fn config_eos_ids(folder: &Path, config: &Value) -> Result<Vec<u32>, LoadError> {
+pub fn config_eos_ids(folder: &Path, config: &Value) -> LoadResult<Vec<u32>> {
     let path = folder.join("config.json");
     let mut ids = Vec::new();
     for object in [Some(config), config.get("text_config")].into_iter().flatten().filter_map(Value::as_object)
@@ -176,7 +176,7 @@ impl<'a> ConfigKeys<'a> {
         key: &str,
         wanted: &str,
         read: impl Fn(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>, LoadError> {
+    ) -> LoadResult<Option<T>> {
         let wrong = |value| {
             let shown: String = format!("{value}").chars().take(40).collect();
             LoadError::malformed(self.path, format!("key {key:?}"), format!("{shown} is not {wanted}"))
@@ -184,22 +184,22 @@ impl<'a> ConfigKeys<'a> {
         self.value(key).map(|value| read(value).ok_or_else(|| wrong(value))).transpose()
     }
 
-    fn f32(&self, key: &str) -> Result<Option<f32>, LoadError> {
+    fn f32(&self, key: &str) -> LoadResult<Option<f32>> {
         self.get(key, "a number", |value| value.as_f64().map(|number| number as f32))
     }
 
-    fn bool(&self, key: &str) -> Result<Option<bool>, LoadError> {
+    fn bool(&self, key: &str) -> LoadResult<Option<bool>> {
         self.get(key, "true or false", Value::as_bool)
     }
 
-    fn top_k(&self) -> Result<Option<usize>, LoadError> {
+    fn top_k(&self) -> LoadResult<Option<usize>> {
         let read = |value: &Value| value.as_i64().filter(|&k| k >= -1);
         let top_k = self.get("top_k", "a whole number of at least -1", read)?;
         Ok(top_k.and_then(|k| usize::try_from(k).ok()).filter(|&k| k > 0))
     }
 
     /// Reads one token id or a list of them.
-    fn ids(&self, key: &str) -> Result<Vec<u32>, LoadError> {
+    fn ids(&self, key: &str) -> LoadResult<Vec<u32>> {
         let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
         let ids = self.get(key, "a token id or a list of them", |value| match value {
             Value::Array(values) => values.iter().map(id).collect(),
@@ -232,7 +232,7 @@ impl ChatTemplates {
 ///
 /// # Errors
 /// [`LoadError::Io`], or [`LoadError::Malformed`] naming the file, if a template is not text.
-pub fn chat_templates(folder: &Path, tokenizer_config: Option<&Value>) -> Result<ChatTemplates, LoadError> {
+pub fn chat_templates(folder: &Path, tokenizer_config: Option<&Value>) -> LoadResult<ChatTemplates> {
     let path = folder.join("chat_template.jinja");
     if let Some(bytes) = read_optional(&path, MAX_FILE_BYTES)? {
         let text = String::from_utf8(bytes)
@@ -249,7 +249,7 @@ pub fn chat_templates(folder: &Path, tokenizer_config: Option<&Value>) -> Result
 }
 
 /// Reads the key `chat_template`: a string, or a list of `{"name", "template"}`.
-fn templates_of(path: &Path, value: Option<&Value>) -> Result<ChatTemplates, LoadError> {
+fn templates_of(path: &Path, value: Option<&Value>) -> LoadResult<ChatTemplates> {
     let wrong = |message: &str| LoadError::malformed(path, "key \"chat_template\"", message);
     let list = match value {
         None | Some(Value::Null) => return Ok(ChatTemplates::default()),

@@ -11,7 +11,7 @@ use crate::backend::KvType;
 use crate::model::arch::Description;
 use crate::model::decoder::kv_bytes_per_token;
 use crate::model::recognise::{Recognised, recognise};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 use llmctl_hub::{ModelKind, ModelSource, summary};
 use llmctl_kernel::Dtype;
 
@@ -30,7 +30,7 @@ pub struct ModelFacts {
     /// Its task with texts, if its files say that it is for embeddings or scores.
     pub text_task: Option<String>,
     /// Facts about the decoder, or the reason why llmctl cannot run it.
-    pub decoder: Result<DecoderFacts, LoadError>,
+    pub decoder: LoadResult<DecoderFacts>,
     pub has_chat_template: bool,
 }
 
@@ -48,8 +48,8 @@ pub struct DecoderFacts {
 /// Reads the headers of `source`.
 ///
 /// # Errors
-/// [`LoadError`] naming the file and the key or tensor at fault.
-pub fn model_facts(source: &ModelSource) -> Result<ModelFacts, LoadError> {
+/// `LoadError` naming the file and the key or tensor at fault.
+pub fn model_facts(source: &ModelSource) -> LoadResult<ModelFacts> {
     let files = ModelFiles::open(source)?;
     let tensors = files.tensors();
     let mut values: BTreeMap<&'static str, u64> = BTreeMap::new();

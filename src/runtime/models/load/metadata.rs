@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use crate::tensor::SharedBytes;
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 
 /// Nesting limit of arrays: no writer nests them deeper, and each level is a stack frame.
 const MAX_ARRAY_DEPTH: usize = 4;
@@ -242,7 +242,7 @@ impl Metadata {
         bytes: &SharedBytes,
         cursor: &mut Cursor<'_>,
         count: usize,
-    ) -> Result<Metadata, LoadError> {
+    ) -> LoadResult<Metadata> {
         let mut values = BTreeMap::new();
         let mut order = Vec::new();
         for index in 0..count {
@@ -281,7 +281,7 @@ impl Metadata {
     ///
     /// # Errors
     /// [`LoadError::Malformed`] naming the key, if its value has another type or is out of `T`'s range.
-    pub fn get<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<Option<T>, LoadError> {
+    pub fn get<'a, T: FromValue<'a>>(&'a self, key: &str) -> LoadResult<Option<T>> {
         let Some(value) = self.values.get(key) else { return Ok(None) };
         T::from_value(ValueRef { value, bytes: &self.bytes })
             .map(Some)
@@ -292,7 +292,7 @@ impl Metadata {
     ///
     /// # Errors
     /// [`LoadError::Malformed`] naming the key.
-    pub fn require<'a, T: FromValue<'a>>(&'a self, key: &str) -> Result<T, LoadError> {
+    pub fn require<'a, T: FromValue<'a>>(&'a self, key: &str) -> LoadResult<T> {
         self.get(key)?.ok_or_else(|| malformed_key(&self.path, key, "the key is missing".into()))
     }
 }

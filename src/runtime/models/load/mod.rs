@@ -77,7 +77,7 @@ use super::tensor::HostTensor;
 use super::text::Tokenizer;
 use super::vision::Tower;
 use llmctl_base::GivenSampling;
-use llmctl_base::error::{Error, LoadError};
+use llmctl_base::error::{Error, LoadError, LoadResult};
 use llmctl_base::notice::Notice;
 use llmctl_hub::Resolved;
 use llmctl_kernel::attention::{RUN_TOKENS, partial_len};
@@ -209,7 +209,7 @@ pub struct ImageUse {
 ///
 /// # Errors
 /// [`LoadError`] naming the file and the key at fault.
-pub fn load_texts(files: &ModelFiles) -> Result<ModelTexts, LoadError> {
+pub fn load_texts(files: &ModelFiles) -> LoadResult<ModelTexts> {
     load_texts_with(files, Arc::new(files.tokenizer()?))
 }
 
@@ -217,7 +217,7 @@ pub fn load_texts(files: &ModelFiles) -> Result<ModelTexts, LoadError> {
 ///
 /// # Errors
 /// Those of [`load_texts`].
-pub fn load_texts_with(files: &ModelFiles, tokenizer: Arc<Tokenizer>) -> Result<ModelTexts, LoadError> {
+pub fn load_texts_with(files: &ModelFiles, tokenizer: Arc<Tokenizer>) -> LoadResult<ModelTexts> {
     let generation = files.generation()?;
     let listed_ends = generation.eos_token_ids.clone();
     let end_of_generation = texts::end_of_generation(generation.eos_token_ids, &tokenizer);
@@ -242,7 +242,7 @@ pub fn load(
     resolved: &Resolved,
     options: &LoadOptions,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<LoadedModel, LoadError> {
+) -> LoadResult<LoadedModel> {
     load_with_draft(resolved, None, options, progress)
 }
 
@@ -255,7 +255,7 @@ pub fn load_with_draft(
     draft: Option<&Resolved>,
     options: &LoadOptions,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<LoadedModel, LoadError> {
+) -> LoadResult<LoadedModel> {
     let files = ModelFiles::of(resolved)?;
     let recognised = recognise(files.config_reader())?;
     let of_model = (resolved.name.as_str(), &recognised);
@@ -315,7 +315,7 @@ fn checked_vocabulary(
     recognised: &Recognised,
     options: &LoadOptions,
     notices: &mut Vec<Notice>,
-) -> Result<usize, LoadError> {
+) -> LoadResult<usize> {
     #[cfg(not(feature = "candle-families"))]
     let _ = (files, options, notices);
     Ok(match recognised {
@@ -351,7 +351,7 @@ pub fn context_length(
     files: &ModelFiles,
     options: &LoadOptions,
     notices: &mut Vec<Notice>,
-) -> Result<usize, LoadError> {
+) -> LoadResult<usize> {
     plan(files, options, notices).map(|(context, _)| context)
 }
 
@@ -373,18 +373,14 @@ pub fn memory_need(
     files: &ModelFiles,
     options: &LoadOptions,
     notices: &mut Vec<Notice>,
-) -> Result<MemoryNeed, LoadError> {
+) -> LoadResult<MemoryNeed> {
     let (context, demand) = plan(files, options, notices)?;
     let kv = demand.kv_fixed.saturating_add(demand.kv_per_token.saturating_mul(context as u64));
     Ok(MemoryNeed { context, base: demand.weights.saturating_add(demand.fixed), kv })
 }
 
 /// Computes the context that [`load`] would give the model without a draft model, and its memory with it.
-fn plan(
-    files: &ModelFiles,
-    options: &LoadOptions,
-    notices: &mut Vec<Notice>,
-) -> Result<(usize, Demand), LoadError> {
+fn plan(files: &ModelFiles, options: &LoadOptions, notices: &mut Vec<Notice>) -> LoadResult<(usize, Demand)> {
     let options = in_force(files, options, notices);
     let recognised = recognise(files.config_reader())?;
     let block = prediction::block(files, &recognised, &options, "")?;
@@ -408,7 +404,7 @@ fn vision_of(
     recognised: &Recognised,
     options: &LoadOptions,
     notices: &mut Vec<Notice>,
-) -> Result<Option<VisionFiles>, LoadError> {
+) -> LoadResult<Option<VisionFiles>> {
     match recognised {
         Recognised::Native(description) => vision::find(files, description, options.images, notices),
         #[cfg(feature = "candle-families")]
@@ -439,7 +435,7 @@ fn context_of(
     beside: Beside<'_>,
     options: &LoadOptions,
     notices: &mut Vec<Notice>,
-) -> Result<usize, LoadError> {
+) -> LoadResult<usize> {
     let most = inspect::decoder_facts(recognised).context_length;
     let demand = |context| demand_of(files, recognised, beside, options, context);
     context(most, demand, options, notices)
@@ -452,7 +448,7 @@ fn demand_of(
     beside: Beside<'_>,
     options: &LoadOptions,
     context: usize,
-) -> Result<Demand, LoadError> {
+) -> LoadResult<Demand> {
     match recognised {
         Recognised::Native(description) => {
             let demand = demand(files, description, options, context)?;
@@ -470,10 +466,10 @@ fn demand_of(
 /// for a context.
 fn context(
     most: usize,
-    demand: impl Fn(usize) -> Result<Demand, LoadError>,
+    demand: impl Fn(usize) -> LoadResult<Demand>,
     options: &LoadOptions,
     notices: &mut Vec<Notice>,
-) -> Result<usize, LoadError> {
+) -> LoadResult<usize> {
     let wanted = match options.context {
         Some(asked) if asked > most => return Err(LoadError::ContextTooLong { asked, most }),
         asked => asked.unwrap_or(most),
@@ -498,12 +494,7 @@ fn context(
 }
 
 /// Checks that the requested KV memory holds the requested context, or a minimal one, and fits beside the weights.
-fn check_kv_memory(
-    asked: u64,
-    demand: Demand,
-    options: &LoadOptions,
-    wanted: usize,
-) -> Result<(), LoadError> {
+fn check_kv_memory(asked: u64, demand: Demand, options: &LoadOptions, wanted: usize) -> LoadResult<()> {
     let context = options.context.map_or(2, |_| wanted);
     let needed = demand.kv_fixed.saturating_add(demand.kv_per_token.saturating_mul(context as u64));
     if asked < needed {
@@ -523,7 +514,7 @@ fn demand(
     description: &Description,
     options: &LoadOptions,
     context: usize,
-) -> Result<Demand, LoadError> {
+) -> LoadResult<Demand> {
     let Description { config, naming, .. } = description;
     let file = WeightFile::new(files.tensors(), naming)?;
     let weights = tensor_bytes(file.decoder_tensors(config.layers.len()), config, options)?;
@@ -546,7 +537,7 @@ fn tensor_bytes(
     tensors: impl IntoIterator<Item = (String, Vec<usize>, Dtype)>,
     config: &DecoderConfig,
     options: &LoadOptions,
-) -> Result<u64, LoadError> {
+) -> LoadResult<u64> {
     let mut bytes = 0u64;
     for (name, shape, dtype) in tensors {
         let dtype = quantize::converted_dtype(&shape, dtype, target(options, matrix(&shape, config), dtype));
@@ -575,7 +566,7 @@ fn widened_types(
     files: &ModelFiles,
     Description { config, naming, .. }: &Description,
     options: &LoadOptions,
-) -> Result<Option<Notice>, LoadError> {
+) -> LoadResult<Option<Notice>> {
     let is_kept = options.quantize.is_none() && options.dtype != Some(Dtype::F32);
     let (mut types, mut more) = (BTreeSet::new(), 0);
     for (_, shape, dtype) in WeightFile::new(files.tensors(), naming)?.decoder_tensors(config.layers.len()) {
@@ -664,7 +655,7 @@ fn decoder(
     context_length: usize,
     progress: &mut dyn FnMut(usize, usize),
     notices: &mut Vec<Notice>,
-) -> Result<Models, LoadError> {
+) -> LoadResult<Models> {
     let DecoderWith { options, workers, identity, block, assistant } = with;
     let panels = panels(files, description.config.architecture, identity, options).map(Arc::new);
     let kept = RefCell::new(BTreeMap::<(&'static str, &'static str), usize>::new());
@@ -726,11 +717,11 @@ struct DraftingParts<'a> {
 /// Loads a decoder on the backend that `keeping` makes of a new one, and what drafts on others, because only the decoder's packed
 /// weights are kept: a file of them does not depend on what drafts.
 fn build<B: Backend>(
-    new: impl Fn() -> Result<B, LoadError>,
+    new: impl Fn() -> LoadResult<B>,
     keeping: impl FnOnce(B) -> B,
     parts: DecoderParts<'_>,
     DraftingParts { block, assistant }: DraftingParts<'_>,
-) -> Result<Models, LoadError> {
+) -> LoadResult<Models> {
     let mut decoder = Decoder::load(keeping(new()?), parts)?;
     assistant.map_or(Ok(()), |assistant| decoder.load_assistant(&new()?, assistant))?;
     let block = block.map(|block| decoder.load_prediction(new()?, block)).transpose()?;

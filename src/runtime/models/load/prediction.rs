@@ -12,7 +12,7 @@ use crate::model::config::{DecoderConfig, LayerConfig};
 use crate::model::decoder::kv_groups;
 use crate::model::recognise::Recognised;
 use crate::model::weights::WeightFile;
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_base::notice::Notice;
 
 /// Use of the model's own block that predicts further tokens: it drafts for the model.
@@ -41,7 +41,7 @@ pub fn block(
     recognised: &Recognised,
     options: &LoadOptions,
     name: &str,
-) -> Result<Option<OwnBlock>, LoadError> {
+) -> LoadResult<Option<OwnBlock>> {
     let found = match recognised {
         _ if options.prediction == PredictionUse::Never => return Ok(None),
         Recognised::Native(description) => find(files, description, options)?,
@@ -64,7 +64,7 @@ fn find(
     files: &ModelFiles,
     Description { config, naming, prediction }: &Description,
     options: &LoadOptions,
-) -> Result<Option<OwnBlock>, LoadError> {
+) -> LoadResult<Option<OwnBlock>> {
     let num_layers = config.layers.len();
     let file = WeightFile::of_prediction(files.tensors(), naming, num_layers);
     let Some((layer, file)) = prediction.clone().zip(file) else { return Ok(None) };
@@ -78,7 +78,7 @@ fn find(
 ///
 /// # Errors
 /// [`LoadError::Tensor`] if the file lacks its embedding table.
-pub fn unused(files: &ModelFiles, recognised: &Recognised) -> Result<Option<Notice>, LoadError> {
+pub fn unused(files: &ModelFiles, recognised: &Recognised) -> LoadResult<Option<Notice>> {
     match recognised {
         Recognised::Native(Description { config, naming, prediction }) => {
             let num_layers = config.layers.len();

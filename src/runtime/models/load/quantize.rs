@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use super::blocks;
 use crate::tensor::{HostTensor, SharedBytes, byte_len};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_kernel::{Dtype, dequantize_row};
 
 /// Values that a thread converts at a time: enough to outweigh the bookkeeping, few enough for its cache.
@@ -36,7 +36,7 @@ pub fn converted_dtype(shape: &[usize], source: Dtype, target: Dtype) -> Dtype {
 ///
 /// # Errors
 /// [`LoadError::Tensor`] if a value is not finite or too large for the target, or the target cannot be written.
-pub fn convert(name: &str, tensor: &HostTensor, target: Dtype) -> Result<HostTensor, LoadError> {
+pub fn convert(name: &str, tensor: &HostTensor, target: Dtype) -> LoadResult<HostTensor> {
     convert_exactly(name, tensor, converted_dtype(&tensor.shape, tensor.dtype, target), None)
 }
 
@@ -51,7 +51,7 @@ pub fn convert_exactly(
     tensor: &HostTensor,
     dtype: Dtype,
     importance: Option<&[f32]>,
-) -> Result<HostTensor, LoadError> {
+) -> LoadResult<HostTensor> {
     if dtype == tensor.dtype {
         return Ok(tensor.clone());
     }

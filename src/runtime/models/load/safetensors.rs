@@ -19,7 +19,7 @@ use serde::Deserialize;
 use super::hf;
 use super::metadata::shortened;
 use crate::tensor::{HostTensor, SharedBytes, TensorSource};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_kernel::Dtype;
 
 const SINGLE: &str = "model.safetensors";
@@ -71,7 +71,7 @@ struct Index {
 ///
 /// # Errors
 /// [`LoadError::Malformed`] for a damaged index.
-pub fn has_unused_shards(folder: &Path) -> Result<bool, LoadError> {
+pub fn has_unused_shards(folder: &Path) -> LoadResult<bool> {
     let index = folder.join(INDEX);
     if !folder.join(SINGLE).is_file() || !index.is_file() {
         return Ok(false);
@@ -85,7 +85,7 @@ impl Safetensors {
     /// # Errors
     /// [`LoadError::NotFound`] naming the file or the missing shard, [`LoadError::Malformed`] naming the tensor or the
     /// part of the file at fault.
-    pub fn open(path: impl AsRef<Path>) -> Result<Safetensors, LoadError> {
+    pub fn open(path: impl AsRef<Path>) -> LoadResult<Safetensors> {
         let path = path.as_ref();
         if path.is_dir() {
             let index = path.join(INDEX);
@@ -106,10 +106,7 @@ impl Safetensors {
     ///
     /// # Errors
     /// [`LoadError::Malformed`] as for [`Safetensors::open`].
-    pub fn from_bytes(
-        path: impl AsRef<Path>,
-        bytes: impl Into<SharedBytes>,
-    ) -> Result<Safetensors, LoadError> {
+    pub fn from_bytes(path: impl AsRef<Path>, bytes: impl Into<SharedBytes>) -> LoadResult<Safetensors> {
         let mut model = Safetensors { shards: vec![], tensors: vec![], by_name: HashMap::new() };
         model.add_shard(path.as_ref(), bytes.into())?;
         Ok(model)
@@ -125,11 +122,11 @@ impl Safetensors {
         self.shards.iter().map(|shard| (&*shard.path, &*shard.bytes, shard.header_len))
     }
 
-    fn open_single(path: &Path) -> Result<Safetensors, LoadError> {
+    fn open_single(path: &Path) -> LoadResult<Safetensors> {
         Safetensors::from_bytes(path, SharedBytes::map_file(path)?)
     }
 
-    fn open_sharded(index_path: &Path) -> Result<Safetensors, LoadError> {
+    fn open_sharded(index_path: &Path) -> LoadResult<Safetensors> {
         let index = read_index(index_path)?;
         let folder = index_path.parent().unwrap_or(Path::new(""));
         let mut model = Safetensors { shards: vec![], tensors: vec![], by_name: HashMap::new() };
@@ -150,7 +147,7 @@ impl Safetensors {
         Ok(model)
     }
 
-    fn add_shard(&mut self, path: &Path, bytes: SharedBytes) -> Result<(), LoadError> {
+    fn add_shard(&mut self, path: &Path, bytes: SharedBytes) -> LoadResult<()> {
         let (metadata, data_start) = read_header(path, &bytes)?;
         for name in metadata.offset_keys() {
             // `offset_keys` lists the keys of the map that `info` reads.
@@ -174,12 +171,7 @@ impl Safetensors {
     }
 
     /// Checks that the index names exactly the tensors of the shards, each in its shard.
-    fn check_against(
-        &self,
-        path: &Path,
-        index: &Index,
-        numbers: &BTreeMap<&str, usize>,
-    ) -> Result<(), LoadError> {
+    fn check_against(&self, path: &Path, index: &Index, numbers: &BTreeMap<&str, usize>) -> LoadResult<()> {
         for (tensor, file) in &index.weight_map {
             let found = self.by_name.get(tensor.as_str()).map(|&at| self.tensors[at].shard);
             if found != numbers.get(file.as_str()).copied() {
@@ -250,7 +242,7 @@ impl Safetensors {
 }
 
 impl TensorSource for Safetensors {
-    fn tensor(&self, name: &str) -> Result<Option<HostTensor>, LoadError> {
+    fn tensor(&self, name: &str) -> LoadResult<Option<HostTensor>> {
         let Some(&index) = self.by_name.get(name) else {
             let tensor = self.mxfp4(name).map(|pair| self.mxfp4_tensor(pair)).transpose();
             return tensor.map_err(|message| LoadError::Tensor { tensor: name.into(), message });
@@ -283,7 +275,7 @@ impl TensorSource for Safetensors {
 }
 
 /// Parses the header and checks that the tensors' bytes are exactly the rest of the file. Returns their offset.
-fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), LoadError> {
+fn read_header(path: &Path, bytes: &[u8]) -> LoadResult<(Metadata, usize)> {
     const LENGTH_BYTES: usize = 8;
     let error = |message: String| LoadError::malformed(path, "header", message);
     let Some(length) = bytes.first_chunk::<LENGTH_BYTES>().map(|raw| u64::from_le_bytes(*raw)) else {
@@ -315,7 +307,7 @@ fn read_header(path: &Path, bytes: &[u8]) -> Result<(Metadata, usize), LoadError
     Err(malformed_tensor(path, &outside.unwrap_or_default(), message))
 }
 
-fn read_index(path: &Path) -> Result<Index, LoadError> {
+fn read_index(path: &Path) -> LoadResult<Index> {
     let value = hf::require_json(path)?;
     let index: Index = serde_json::from_value(value)
         .map_err(|error| LoadError::malformed(path, "key \"weight_map\"", error.to_string()))?;

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::hf::optional_json;
 use crate::text::{HfSettings, TokenKind, VocabSpec};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 
 /// Name of the file.
 const FILE: &str = "tokenizer.model";
@@ -18,7 +18,7 @@ const FILE: &str = "tokenizer.model";
 ///
 /// # Errors
 /// [`LoadError::Malformed`] for a damaged file, [`LoadError::Tokenizer`] for a kind that llmctl does not run.
-pub(super) fn vocab_spec(folder: &Path, bytes: &[u8], settings: &HfSettings) -> Result<VocabSpec, LoadError> {
+pub(super) fn vocab_spec(folder: &Path, bytes: &[u8], settings: &HfSettings) -> LoadResult<VocabSpec> {
     let path = folder.join(FILE);
     let malformed = |message: String| LoadError::malformed(&path, "SentencePiece model", message);
     let model = PieceModel::parse(bytes).map_err(malformed)?;
@@ -63,7 +63,7 @@ fn place(spec: &mut VocabSpec, id: u32, text: String, kind: TokenKind, most: usi
 }
 
 /// Lists the added tokens of both files, with whether each is special; tokenizer_config.json has the last word.
-fn added_tokens(folder: &Path, settings: &HfSettings) -> Result<Vec<(u32, String, bool)>, LoadError> {
+fn added_tokens(folder: &Path, settings: &HfSettings) -> LoadResult<Vec<(u32, String, bool)>> {
     let listed = optional_json(&folder.join("added_tokens.json"))?.unwrap_or_default();
     let mut added: Vec<(u32, String, bool)> = Vec::new();
     for (text, id) in listed.as_object().into_iter().flatten() {
@@ -295,7 +295,7 @@ mod tests {
         file
     }
 
-    fn read(model: &[u8], added: Option<&[u8]>) -> Result<VocabSpec, LoadError> {
+    fn read(model: &[u8], added: Option<&[u8]>) -> LoadResult<VocabSpec> {
         let folder = tempfile::tempdir().unwrap();
         if let Some(added) = added {
             std::fs::write(folder.path().join("added_tokens.json"), added).unwrap();

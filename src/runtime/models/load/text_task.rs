@@ -16,7 +16,7 @@ use crate::model::arch::Description;
 use crate::model::text_head::{Dense, DenseActivation, EmbeddingHead, Pooling, ScoreHead};
 use crate::model::weights::{WeightFile, missing, to_f32};
 use crate::tensor::TensorSource;
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 
 /// Way from the hidden states of a text to its result.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,7 +59,7 @@ pub struct Prompts {
 ///
 /// # Errors
 /// [`LoadError::Malformed`] naming the file and key; [`LoadError::Unsupported`] for a module that llmctl does not compute.
-pub fn folder_task(folder: &Path) -> Result<Option<TextTaskFacts>, LoadError> {
+pub fn folder_task(folder: &Path) -> LoadResult<Option<TextTaskFacts>> {
     let path = folder.join("modules.json");
     let Some(modules) = optional_json(&path)? else { return Ok(None) };
     let modules = modules.as_array().ok_or_else(|| LoadError::malformed(&path, "JSON", "is not a list"))?;
@@ -86,7 +86,7 @@ pub fn folder_task(folder: &Path) -> Result<Option<TextTaskFacts>, LoadError> {
 }
 
 /// Reads the limit of tokens per text; `None` if the file is missing or names none.
-fn max_seq_length(path: &Path) -> Result<Option<usize>, LoadError> {
+fn max_seq_length(path: &Path) -> LoadResult<Option<usize>> {
     let settings = optional_json(path)?.unwrap_or_default();
     match settings["max_seq_length"].as_u64() {
         Some(0) => Err(LoadError::malformed(path, "key \"max_seq_length\"", "is 0")),
@@ -95,7 +95,7 @@ fn max_seq_length(path: &Path) -> Result<Option<usize>, LoadError> {
 }
 
 /// Returns a path within a folder; one that leaves it is refused.
-fn inner_path<'a>(file: &Path, path: &'a str) -> Result<&'a Path, LoadError> {
+fn inner_path<'a>(file: &Path, path: &'a str) -> LoadResult<&'a Path> {
     let inner = Path::new(path);
     match inner.components().all(|part| matches!(part, std::path::Component::Normal(_))) {
         true => Ok(inner),
@@ -104,7 +104,7 @@ fn inner_path<'a>(file: &Path, path: &'a str) -> Result<&'a Path, LoadError> {
 }
 
 /// Reads the prompts of config_sentence_transformers.json. Empty prompts are dropped.
-fn folder_prompts(folder: &Path) -> Result<Prompts, LoadError> {
+fn folder_prompts(folder: &Path) -> LoadResult<Prompts> {
     let settings = optional_json(&folder.join("config_sentence_transformers.json"))?.unwrap_or_default();
     let entry = |(name, text): (&String, &Value)| Some((name.clone(), text.as_str()?.to_owned()));
     let by_name = settings["prompts"].as_object().into_iter().flatten().filter_map(entry).collect();
@@ -112,7 +112,7 @@ fn folder_prompts(folder: &Path) -> Result<Prompts, LoadError> {
 }
 
 /// Reads the choice of one pooling: flags in old files, a name in new ones.
-fn pooling(path: &Path) -> Result<Pooling, LoadError> {
+fn pooling(path: &Path) -> LoadResult<Pooling> {
     let settings = require_json(path)?;
     let unsupported = |what: String| LoadError::Unsupported { path: path.to_owned(), message: what };
     if settings["include_prompt"] == Value::Bool(false) {
@@ -134,7 +134,7 @@ fn pooling(path: &Path) -> Result<Pooling, LoadError> {
     }
 }
 
-fn dense(folder: &Path) -> Result<Dense, LoadError> {
+fn dense(folder: &Path) -> LoadResult<Dense> {
     let path = folder.join("config.json");
     let settings = require_json(&path)?;
     let size = |key: &str| {
@@ -162,8 +162,8 @@ fn dense_of(
     [weight, bias]: [&str; 2],
     [outputs, inputs]: [usize; 2],
     activation: DenseActivation,
-) -> Result<Dense, LoadError> {
-    let read = |name: &str, len: usize| -> Result<Option<Vec<f32>>, LoadError> {
+) -> LoadResult<Dense> {
+    let read = |name: &str, len: usize| -> LoadResult<Option<Vec<f32>>> {
         let Some(tensor) = source.tensor(name)? else { return Ok(None) };
         let values = to_f32(&tensor);
         let message = format!("has {} values, not {len}", values.len());
@@ -179,7 +179,7 @@ fn dense_of(
 ///
 /// # Errors
 /// [`LoadError::Unsupported`] for a kind that llmctl does not compute, [`LoadError::Tensor`] for a layer that is missing.
-pub fn gguf_task(files: &ModelFiles, hidden: usize) -> Result<Option<TextTaskFacts>, LoadError> {
+pub fn gguf_task(files: &ModelFiles, hidden: usize) -> LoadResult<Option<TextTaskFacts>> {
     let reader = files.config_reader();
     let pooling = match reader.count("pooling_type")? {
         None | Some(0) => return Ok(None),
@@ -213,7 +213,7 @@ pub fn assumed_task() -> TextTaskFacts {
     TextTaskFacts { is_assumed: true, ..plain_facts(TextTask::Embedding(head)) }
 }
 
-fn gguf_scores(source: &dyn TensorSource, hidden: usize) -> Result<ScoreHead, LoadError> {
+fn gguf_scores(source: &dyn TensorSource, hidden: usize) -> LoadResult<ScoreHead> {
     let outputs = source.describe("cls.output.weight").and_then(|(shape, _)| shape.first().copied());
     let outputs = outputs.filter(|outputs| *outputs == 2).unwrap_or(1);
     let mut dense = Vec::new();
@@ -232,11 +232,7 @@ fn gguf_scores(source: &dyn TensorSource, hidden: usize) -> Result<ScoreHead, Lo
 ///
 /// # Errors
 /// [`LoadError::Unsupported`] for several classes or a head of another form.
-pub fn folder_scores(
-    files: &ModelFiles,
-    prefix: &str,
-    hidden: usize,
-) -> Result<Option<TextTaskFacts>, LoadError> {
+pub fn folder_scores(files: &ModelFiles, prefix: &str, hidden: usize) -> LoadResult<Option<TextTaskFacts>> {
     let reader = files.config_reader();
     let architectures = reader.value("architectures").unwrap_or_default();
     let name = architectures[0].as_str().unwrap_or_default();
@@ -272,7 +268,7 @@ pub fn yes_no_task(
     source: &dyn TensorSource,
     Description { config, naming, .. }: &Description,
     ids: [u32; 2],
-) -> Result<TextTaskFacts, LoadError> {
+) -> LoadResult<TextTaskFacts> {
     let file = WeightFile::new(source, naming)?;
     let (rows, inputs) = (config.vocab_size, config.hidden_size);
     let table = match file.head(rows, inputs)? {

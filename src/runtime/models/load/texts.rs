@@ -15,7 +15,7 @@ use super::{ModelTexts, fingerprint, load_texts, tokenizer};
 use crate::model::arch::ConfigReader;
 use crate::model::recognise::recognise;
 use crate::text::Tokenizer;
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_hub::ModelSource;
 
 /// Files that mark a folder as one with a tokenizer or a template.
@@ -36,7 +36,7 @@ impl TextFiles {
     ///
     /// # Errors
     /// [`LoadError`] naming the file and the key at fault.
-    pub fn open(source: &ModelSource) -> Result<Self, LoadError> {
+    pub fn open(source: &ModelSource) -> LoadResult<Self> {
         let (tokenizer, chat_templates, listed) = match source {
             ModelSource::Folder(path) => folder(path)?,
             ModelSource::Gguf(_) | ModelSource::BuiltIn(_) => {
@@ -57,7 +57,7 @@ impl TextFiles {
 
 type TextParts = (Option<Tokenizer>, ChatTemplates, Vec<u32>);
 
-fn folder(path: &Path) -> Result<TextParts, LoadError> {
+fn folder(path: &Path) -> LoadResult<TextParts> {
     let config = hf::optional_json(&path.join("config.json"))?.unwrap_or_default();
     let listed = folder_generation(path, &config)?.eos_token_ids;
     let tokenizer = match tokenizer::from_folder(path) {
@@ -85,7 +85,7 @@ impl TextsAlone {
     ///
     /// # Errors
     /// [`LoadError`] naming the file and the key at fault.
-    pub fn open(source: &ModelSource) -> Result<Self, LoadError> {
+    pub fn open(source: &ModelSource) -> LoadResult<Self> {
         match source {
             ModelSource::Folder(path) => {
                 let config = hf::config(path)?;
@@ -116,7 +116,7 @@ impl TextsAlone {
 }
 
 /// Reads the texts of a folder without weights.
-fn folder_texts(path: &Path, config: &Value) -> Result<ModelTexts, LoadError> {
+fn folder_texts(path: &Path, config: &Value) -> LoadResult<ModelTexts> {
     let tokenizer = tokenizer::from_folder(path)?;
     let generation = folder_generation(path, config)?;
     let listed_ends = generation.eos_token_ids;

@@ -14,7 +14,7 @@ use super::hf::{MAX_FILE_BYTES, optional_json};
 use super::metadata::Metadata;
 use super::tokenizer_files;
 use crate::text::{HfSettings, TokenKind, Tokenizer, VocabSpec, is_turn_end};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_base::read::read_optional;
 
 /// Builds the tokenizer from a GGUF file's metadata.
@@ -22,7 +22,7 @@ use llmctl_base::read::read_optional;
 /// # Errors
 /// [`LoadError::Malformed`] for a missing or mistyped key, [`LoadError::Tokenizer`] for a vocabulary that
 /// contradicts itself or is of a kind llmctl does not run.
-pub fn from_gguf(metadata: &Metadata) -> Result<Tokenizer, LoadError> {
+pub fn from_gguf(metadata: &Metadata) -> LoadResult<Tokenizer> {
     Tokenizer::from_vocab(&vocab_spec(metadata)?)
 }
 
@@ -30,7 +30,7 @@ pub fn from_gguf(metadata: &Metadata) -> Result<Tokenizer, LoadError> {
 ///
 /// # Errors
 /// [`LoadError::Malformed`] for a missing or mistyped key.
-pub fn vocab_spec(metadata: &Metadata) -> Result<VocabSpec, LoadError> {
+pub fn vocab_spec(metadata: &Metadata) -> LoadResult<VocabSpec> {
     let model: &str = metadata.require("tokenizer.ggml.model")?;
     let architecture: &str = metadata.get("general.architecture")?.unwrap_or_default();
     let pre: Option<&str> = metadata.get("tokenizer.ggml.pre")?;
@@ -81,7 +81,7 @@ fn mistyped(tokens: &[impl AsRef<str>], kinds: &[TokenKind]) -> Vec<usize> {
 ///
 /// # Errors
 /// As [`vocab_spec`].
-pub fn corrected(metadata: &Metadata) -> Result<Vec<String>, LoadError> {
+pub fn corrected(metadata: &Metadata) -> LoadResult<Vec<String>> {
     let tokens: Vec<&str> = metadata.get("tokenizer.ggml.tokens")?.unwrap_or_default();
     let ids = mistyped(&tokens, &kinds(metadata)?);
     Ok(ids.into_iter().map(|id| tokens[id].to_owned()).collect())
@@ -126,12 +126,12 @@ fn strip_right(model_name: &str, spec: &VocabSpec) -> Vec<u32> {
     listed.filter(|(_, (text, kind))| strips(text, **kind)).map(|(id, _)| id).collect()
 }
 
-fn texts(metadata: &Metadata, key: &str) -> Result<Option<Vec<String>>, LoadError> {
+fn texts(metadata: &Metadata, key: &str) -> LoadResult<Option<Vec<String>>> {
     let values: Option<Vec<&str>> = metadata.get(key)?;
     Ok(values.map(|values| values.into_iter().map(str::to_owned).collect()))
 }
 
-fn kinds(metadata: &Metadata) -> Result<Vec<TokenKind>, LoadError> {
+fn kinds(metadata: &Metadata) -> LoadResult<Vec<TokenKind>> {
     let numbers: Vec<u32> = metadata.get("tokenizer.ggml.token_type")?.unwrap_or_default();
     let kind = |number| {
         let unknown =
@@ -147,7 +147,7 @@ fn kinds(metadata: &Metadata) -> Result<Vec<TokenKind>, LoadError> {
 /// # Errors
 /// [`LoadError::NotFound`] without any of these files, [`LoadError::Malformed`] for a damaged one,
 /// [`LoadError::Tokenizer`] for a tokenizer that cannot be built.
-pub fn from_folder(folder: &Path) -> Result<Tokenizer, LoadError> {
+pub fn from_folder(folder: &Path) -> LoadResult<Tokenizer> {
     let path = folder.join("tokenizer.json");
     let settings = hf_settings(folder)?;
     let Some(json) = read_optional(&path, MAX_FILE_BYTES)? else {
@@ -164,7 +164,7 @@ pub fn from_folder(folder: &Path) -> Result<Tokenizer, LoadError> {
 ///
 /// # Errors
 /// [`LoadError::Malformed`] or [`LoadError::Io`] naming the file.
-pub fn hf_settings(folder: &Path) -> Result<HfSettings, LoadError> {
+pub fn hf_settings(folder: &Path) -> LoadResult<HfSettings> {
     let config: TokenizerConfig = parse(&folder.join("tokenizer_config.json"))?.unwrap_or_default();
     let map: TokenizerConfig = parse(&folder.join("special_tokens_map.json"))?.unwrap_or_default();
     let text = |first: Option<TokenName>, second: Option<TokenName>| first.or(second).map(TokenName::text);
@@ -210,7 +210,7 @@ fn added_tokens(decoder: Option<Value>) -> Vec<(u32, AddedToken)> {
     entries.into_iter().filter_map(entry).collect()
 }
 
-fn parse<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, LoadError> {
+fn parse<T: DeserializeOwned>(path: &Path) -> LoadResult<Option<T>> {
     let parsed = optional_json(path)?.map(serde_json::from_value).transpose();
     parsed.map_err(|error| LoadError::malformed(path, "JSON", error.to_string()))
 }
@@ -219,7 +219,7 @@ fn parse<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, LoadError> {
 mod tests {
     use super::*;
 
-    fn settings(files: &[(&str, &str)]) -> Result<HfSettings, LoadError> {
+    fn settings(files: &[(&str, &str)]) -> LoadResult<HfSettings> {
         let folder = tempfile::tempdir().unwrap();
         for (name, content) in files {
             std::fs::write(folder.path().join(name), content).unwrap();

@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::hf::{MAX_FILE_BYTES, optional_json};
 use super::sentencepiece;
 use crate::text::{HfSettings, TokenKind, VocabSpec, byte_level_spelling};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_base::read::read_optional;
 
 const MODEL: &str = "tokenizer.model";
@@ -42,7 +42,7 @@ const LLAMA3_NUM_SPECIAL: usize = 256;
 ///
 /// # Errors
 /// [`LoadError::Malformed`] for a damaged file, [`LoadError::Tokenizer`] for a kind that llmctl does not run.
-pub fn vocab_spec(folder: &Path, settings: &HfSettings) -> Result<Option<VocabSpec>, LoadError> {
+pub fn vocab_spec(folder: &Path, settings: &HfSettings) -> LoadResult<Option<VocabSpec>> {
     let path = folder.join(MODEL);
     if let Some(bytes) = read_optional(&path, MAX_FILE_BYTES)? {
         // The first field of a SentencePiece model; tiktoken's file is text.

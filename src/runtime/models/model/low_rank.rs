@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::adapters::{AdapterKey, AdapterSpec};
 use crate::tensor::HostTensor;
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 
 /// The change of one matrix `[out, in]` by an adapter.
 #[derive(Debug, Clone)]
@@ -67,12 +67,7 @@ impl Adapter {
 
     /// Returns what the adapter adds to a matrix, given the matrix's name without `.weight` and its shape: `[out, in]`, or
     /// `[experts, out, in]` for the one of `expert`.
-    fn of(
-        &self,
-        name: &str,
-        shape: &[usize],
-        expert: Option<usize>,
-    ) -> Result<Option<LowRankMatrices>, LoadError> {
+    fn of(&self, name: &str, shape: &[usize], expert: Option<usize>) -> LoadResult<Option<LowRankMatrices>> {
         let Some(found) = self.matrices.get(place(name)) else { return Ok(None) };
         let (outer, [out, input]) = shape.split_last_chunk().expect("a matrix");
         let rank = found.up.shape.last().copied().unwrap_or(0);
@@ -93,7 +88,7 @@ impl Adapter {
     ///
     /// # Errors
     /// [`LoadError::Tensor`] naming one that belongs to nothing that llmctl adapts.
-    pub fn check_taken(&self) -> Result<(), LoadError> {
+    pub fn check_taken(&self) -> LoadResult<()> {
         let taken = self.taken.borrow();
         match self.matrices.keys().find(|name| !taken.contains(*name)) {
             None => Ok(()),
@@ -108,7 +103,7 @@ pub fn find(
     name: &str,
     shape: &[usize],
     expert: Option<usize>,
-) -> Result<Vec<LowRank>, LoadError> {
+) -> LoadResult<Vec<LowRank>> {
     let mut found = Vec::new();
     for (index, adapter) in adapters.iter().enumerate() {
         found.extend(adapter.of(name, shape, expert)?.map(|matrices| LowRank { adapter: index, matrices }));

@@ -4,7 +4,7 @@ use super::arch::{self, ConfigReader, Description, ModelFormat};
 #[cfg(feature = "candle-families")]
 use super::candle_models;
 use super::encoder::parse_encoder;
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 
 /// The implementation that computes a model.
 pub enum Recognised {
@@ -20,7 +20,7 @@ pub enum Recognised {
 /// # Errors
 /// [`LoadError::UnknownArchitecture`] with the known names and the nearest one; errors of [`arch::parse_config`] and
 /// `candle_models::find`.
-pub fn recognise(reader: &ConfigReader) -> Result<Recognised, LoadError> {
+pub fn recognise(reader: &ConfigReader) -> LoadResult<Recognised> {
     #[cfg(feature = "candle-families")]
     if let Some(plan) = candle_models::find(reader)? {
         return Ok(Recognised::CandleModel(plan));

@@ -8,7 +8,7 @@ use half::f16;
 use super::config::{Names, Naming};
 use super::low_rank::{self, Adapter, LowRank};
 use crate::tensor::{HostTensor, TensorSource};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_kernel::{Dtype, quant};
 
 /// The tensors of one model, found by role.
@@ -32,7 +32,7 @@ const PREDICTION_PREFIX: &str = "mtp.";
 const ASSISTANT_PREFIX: &str = "nextn.";
 
 impl<'a> WeightFile<'a> {
-    pub fn new(source: &'a dyn TensorSource, naming: &'a Naming) -> Result<Self, LoadError> {
+    pub fn new(source: &'a dyn TensorSource, naming: &'a Naming) -> LoadResult<Self> {
         let prefix = match naming.gguf {
             true => String::new(),
             false => PREFIXES
@@ -121,7 +121,7 @@ impl<'a> WeightFile<'a> {
     ///
     /// # Errors
     /// [`LoadError::Tensor`] naming a tensor of a surplus layer.
-    pub fn check_layers(&self, num_layers: usize) -> Result<(), LoadError> {
+    pub fn check_layers(&self, num_layers: usize) -> LoadResult<()> {
         let most = num_layers + self.naming.prediction_layers;
         match self.source.names().iter().find(|name| self.layer_of(name).is_some_and(|layer| layer >= most)) {
             Some(name) => {
@@ -154,7 +154,7 @@ impl<'a> WeightFile<'a> {
         within?.split('.').next()?.parse().ok()
     }
 
-    fn find(&self, name: &str, shape: &[usize]) -> Result<Option<HostTensor>, LoadError> {
+    fn find(&self, name: &str, shape: &[usize]) -> LoadResult<Option<HostTensor>> {
         let Some(mut tensor) = self.source.tensor(name)? else { return Ok(None) };
         // GGUF's writers store a matrix of one row as a vector.
         if self.naming.gguf && shape.first() == Some(&1) && tensor.shape == shape[1..] {
@@ -168,14 +168,14 @@ impl<'a> WeightFile<'a> {
     }
 
     /// Reads the embedding table, `[vocab, hidden]`.
-    pub fn embedding(&self, vocab: usize, hidden: usize) -> Result<Linear, LoadError> {
+    pub fn embedding(&self, vocab: usize, hidden: usize) -> LoadResult<Linear> {
         let name = self.global_name(&format!("{}.weight", self.naming.embedding), "token_embd.weight");
         let weight = self.find(&name, &[vocab, hidden])?.ok_or_else(|| missing(&name))?;
         Ok(Linear::new(name, weight, None))
     }
 
     /// Reads the output matrix, `[vocab, hidden]`; `None` if it is the embedding table.
-    pub fn head(&self, vocab: usize, hidden: usize) -> Result<Option<Linear>, LoadError> {
+    pub fn head(&self, vocab: usize, hidden: usize) -> LoadResult<Option<Linear>> {
         if self.naming.tied == Some(true) {
             return Ok(None);
         }
@@ -191,16 +191,16 @@ impl<'a> WeightFile<'a> {
         if self.naming.tied == Some(false) { Err(missing(names[0])) } else { Ok(None) }
     }
 
-    pub fn final_norm(&self, hidden: usize) -> Result<Vec<f32>, LoadError> {
+    pub fn final_norm(&self, hidden: usize) -> LoadResult<Vec<f32>> {
         self.global_norm(self.naming.norms.last, hidden)
     }
 
     /// Reads a layer's norm weights in f32, and adds Gemma's offset of 1 if the file stores them without it.
-    pub fn layer_norm(&self, layer: usize, names: Names, len: usize) -> Result<Vec<f32>, LoadError> {
+    pub fn layer_norm(&self, layer: usize, names: Names, len: usize) -> LoadResult<Vec<f32>> {
         self.norm(&format!("{}.weight", self.layer_name(layer, names)), len)
     }
 
-    fn norm(&self, name: &str, len: usize) -> Result<Vec<f32>, LoadError> {
+    fn norm(&self, name: &str, len: usize) -> LoadResult<Vec<f32>> {
         let tensor = match self.find(name, &[len])? {
             // llama.cpp's converter leaves the ending out for Falcon-H1's second norm.
             None if self.naming.gguf => self.find(name.trim_end_matches(".weight"), &[len])?,
@@ -215,17 +215,12 @@ impl<'a> WeightFile<'a> {
     }
 
     /// Reads a projection and its bias, if it has one.
-    pub fn linear(
-        &self,
-        layer: usize,
-        names: [&str; 2],
-        [rows, cols]: [usize; 2],
-    ) -> Result<Linear, LoadError> {
+    pub fn linear(&self, layer: usize, names: [&str; 2], [rows, cols]: [usize; 2]) -> LoadResult<Linear> {
         let name = self.layer_name(layer, names);
         self.optional_linear(&name, [rows, cols])?.ok_or_else(|| missing(&format!("{name}.weight")))
     }
 
-    fn optional_linear(&self, name: &str, [rows, cols]: [usize; 2]) -> Result<Option<Linear>, LoadError> {
+    fn optional_linear(&self, name: &str, [rows, cols]: [usize; 2]) -> LoadResult<Option<Linear>> {
         let Some(weight) = self.find(&format!("{name}.weight"), &[rows, cols])? else { return Ok(None) };
         let bias = self.find(&format!("{name}.bias"), &[rows])?.map(|bias| to_f32(&bias));
         let adapters = low_rank::find(self.adapters, name, &[rows, cols], None)?;
@@ -237,7 +232,7 @@ impl<'a> WeightFile<'a> {
     }
 
     /// Reads the values of a layer's small tensor by its full name.
-    pub fn values(&self, layer: usize, names: [&str; 2], len: usize) -> Result<Vec<f32>, LoadError> {
+    pub fn values(&self, layer: usize, names: [&str; 2], len: usize) -> LoadResult<Vec<f32>> {
         self.optional_values(layer, names, len)?.ok_or_else(|| missing(&self.layer_name(layer, names)))
     }
 
@@ -247,13 +242,13 @@ impl<'a> WeightFile<'a> {
         layer: usize,
         names: [&str; 2],
         len: usize,
-    ) -> Result<Option<Vec<f32>>, LoadError> {
+    ) -> LoadResult<Option<Vec<f32>>> {
         Ok(self.find(&self.layer_name(layer, names), &[len])?.map(|tensor| to_f32(&tensor)))
     }
 
     /// Reads values as [`Self::values`] does, from a tensor of any shape: llama.cpp's converter stores the vectors of
     /// state spaces as matrices.
-    pub fn flat_values(&self, layer: usize, names: [&str; 2], len: usize) -> Result<Vec<f32>, LoadError> {
+    pub fn flat_values(&self, layer: usize, names: [&str; 2], len: usize) -> LoadResult<Vec<f32>> {
         let name = self.layer_name(layer, names);
         let shape = self.source.describe(&name).map(|(shape, _)| shape);
         let shape = shape.filter(|shape| shape.iter().product::<usize>() == len).unwrap_or(vec![len]);
@@ -261,25 +256,20 @@ impl<'a> WeightFile<'a> {
     }
 
     /// Reads the values of a layer's small matrix by its full name, row by row.
-    pub fn matrix_values(
-        &self,
-        layer: usize,
-        names: Names,
-        shape: [usize; 2],
-    ) -> Result<Vec<f32>, LoadError> {
+    pub fn matrix_values(&self, layer: usize, names: Names, shape: [usize; 2]) -> LoadResult<Vec<f32>> {
         let name = self.layer_name(layer, names);
         Ok(to_f32(&self.find(&name, &shape)?.ok_or_else(|| missing(&name))?))
     }
 
     /// Returns the number of rows of a layer's matrix.
-    pub fn num_rows(&self, layer: usize, names: Names) -> Result<usize, LoadError> {
+    pub fn num_rows(&self, layer: usize, names: Names) -> LoadResult<usize> {
         let name = format!("{}.weight", self.layer_name(layer, names));
         let (shape, _) = self.source.describe(&name).ok_or_else(|| missing(&name))?;
         shape.first().copied().ok_or_else(|| missing(&name))
     }
 
     /// Reads a matrix outside the layers.
-    pub fn global_linear(&self, names: [&str; 2], shape: [usize; 2]) -> Result<Linear, LoadError> {
+    pub fn global_linear(&self, names: [&str; 2], shape: [usize; 2]) -> LoadResult<Linear> {
         let missing = || missing(&format!("{}.weight", self.global_name(names[0], names[1])));
         self.optional_global_linear(names, shape)?.ok_or_else(missing)
     }
@@ -289,17 +279,12 @@ impl<'a> WeightFile<'a> {
         &self,
         [hf, gguf]: [&str; 2],
         shape: [usize; 2],
-    ) -> Result<Option<Linear>, LoadError> {
+    ) -> LoadResult<Option<Linear>> {
         self.optional_linear(&self.global_name(hf, gguf), shape)
     }
 
     /// Reads matrices of one shape outside the layers: modules with numbers, or one tensor of all.
-    pub fn global_matrices(
-        &self,
-        names: Names,
-        count: usize,
-        shape: [usize; 2],
-    ) -> Result<Vec<Linear>, LoadError> {
+    pub fn global_matrices(&self, names: Names, count: usize, shape: [usize; 2]) -> LoadResult<Vec<Linear>> {
         let name = self.global_name(names[0], names[1]);
         if self.naming.gguf {
             return self.stack(&format!("{name}.weight"), [count, shape[0], shape[1]]);
@@ -312,7 +297,7 @@ impl<'a> WeightFile<'a> {
     }
 
     /// Reads a norm outside the layers.
-    pub fn global_norm(&self, [hf, gguf]: [&str; 2], len: usize) -> Result<Vec<f32>, LoadError> {
+    pub fn global_norm(&self, [hf, gguf]: [&str; 2], len: usize) -> LoadResult<Vec<f32>> {
         self.norm(&format!("{}.weight", self.global_name(hf, gguf)), len)
     }
 
@@ -335,7 +320,7 @@ impl<'a> WeightFile<'a> {
         fused: [&str; 2],
         rows: [usize; N],
         cols: usize,
-    ) -> Result<[Linear; N], LoadError> {
+    ) -> LoadResult<[Linear; N]> {
         // GGUF gives Phi-3's fused gate and up the name of up alone: the presence of a separate gate decides.
         let [first, together] = [separate[0], fused].map(|names| self.layer_name(layer, names));
         let has = |name: &str| self.source.describe(&format!("{name}.weight")).is_some();
@@ -356,7 +341,7 @@ impl<'a> WeightFile<'a> {
         names: [&str; 2],
         rows: [usize; N],
         cols: usize,
-    ) -> Result<[Linear; N], LoadError> {
+    ) -> LoadResult<[Linear; N]> {
         let whole = self.linear(layer, names, [rows.iter().sum(), cols])?;
         let mut start = 0;
         Ok(rows.map(|count| {
@@ -367,12 +352,7 @@ impl<'a> WeightFile<'a> {
 
     /// Reads the kernel of a convolution over each channel, `[taps, channels]`, the oldest tap first. Files store it
     /// by channel.
-    pub fn conv(
-        &self,
-        layer: usize,
-        names: [&str; 2],
-        [channels, taps]: [usize; 2],
-    ) -> Result<Vec<f32>, LoadError> {
+    pub fn conv(&self, layer: usize, names: [&str; 2], [channels, taps]: [usize; 2]) -> LoadResult<Vec<f32>> {
         let name = format!("{}.weight", self.layer_name(layer, names));
         let shape: &[usize] = if self.naming.gguf { &[channels, taps] } else { &[channels, 1, taps] };
         let by_channel = to_f32(&self.find(&name, shape)?.ok_or_else(|| missing(&name))?);
@@ -388,7 +368,7 @@ impl<'a> WeightFile<'a> {
         count: usize,
         [inner, hidden]: [usize; 2],
         is_gated: bool,
-    ) -> Result<Vec<ExpertLinears>, LoadError> {
+    ) -> LoadResult<Vec<ExpertLinears>> {
         let name = self.layer_name(layer, names);
         let mut experts = self.stored_experts(&name, count, [inner, hidden], is_gated)?;
         if !self.naming.gguf && !self.adapters.is_empty() {
@@ -399,7 +379,7 @@ impl<'a> WeightFile<'a> {
 
     /// Adds what adapters add to experts that are stored in another form than that for which the adapters were made: a module for
     /// each expert, or one tensor of all.
-    fn adapt_experts(&self, name: &str, experts: &mut [ExpertLinears]) -> Result<(), LoadError> {
+    fn adapt_experts(&self, name: &str, experts: &mut [ExpertLinears]) -> LoadResult<()> {
         let count = experts.len();
         let [both_name, down_name] = self.naming.parts.expert_stacks;
         for (index, ExpertLinears { gate, up, down }) in experts.iter_mut().enumerate() {
@@ -438,7 +418,7 @@ impl<'a> WeightFile<'a> {
         count: usize,
         [inner, hidden]: [usize; 2],
         is_gated: bool,
-    ) -> Result<Vec<ExpertLinears>, LoadError> {
+    ) -> LoadResult<Vec<ExpertLinears>> {
         if self.naming.alternating_experts {
             return self.alternating_experts(name, count, [inner, hidden]);
         }
@@ -471,7 +451,7 @@ impl<'a> WeightFile<'a> {
         [both, down]: [&str; 2],
         count: usize,
         [inner, hidden]: [usize; 2],
-    ) -> Result<Vec<ExpertLinears>, LoadError> {
+    ) -> LoadResult<Vec<ExpertLinears>> {
         let both = self.oriented_stack(both, [count, 2 * inner, hidden])?;
         let down = self.oriented_stack(down, [count, hidden, inner])?;
         let expert = |(both, down): (Linear, Linear)| {
@@ -482,7 +462,7 @@ impl<'a> WeightFile<'a> {
     }
 
     /// Splits a tensor as [`Self::stack`] does; in Hugging Face's form the matrices may be transposed (Qwen 3 VL).
-    fn oriented_stack(&self, name: &str, [count, rows, cols]: [usize; 3]) -> Result<Vec<Linear>, LoadError> {
+    fn oriented_stack(&self, name: &str, [count, rows, cols]: [usize; 3]) -> LoadResult<Vec<Linear>> {
         let shape = self.source.describe(name).map(|(shape, _)| shape);
         if !self.naming.gguf && rows != cols && shape.is_some_and(|shape| shape == [count, cols, rows]) {
             let stored = self.stack(name, [count, cols, rows])?;
@@ -498,7 +478,7 @@ impl<'a> WeightFile<'a> {
         count: usize,
         [inner, hidden]: [usize; 2],
         is_gated: bool,
-    ) -> Result<Vec<ExpertLinears>, LoadError> {
+    ) -> LoadResult<Vec<ExpertLinears>> {
         let module = |expert: usize, part: &str, shape: [usize; 2]| {
             let name = match self.naming.gguf {
                 true => format!("{name}_{part}.{expert}"),
@@ -524,7 +504,7 @@ impl<'a> WeightFile<'a> {
         name: &str,
         count: usize,
         [inner, hidden]: [usize; 2],
-    ) -> Result<Vec<ExpertLinears>, LoadError> {
+    ) -> LoadResult<Vec<ExpertLinears>> {
         let stack = |part: &str, rows: usize, cols: usize| {
             let name = format!("{name}.{part}");
             let is_transposed = self.source.describe(&name).is_some_and(|(_, dtype)| !dtype.is_quantized());
@@ -543,17 +523,12 @@ impl<'a> WeightFile<'a> {
     }
 
     /// Reads a matrix `[rows, cols]` for each of `heads` heads from one tensor.
-    pub fn stacked_heads(
-        &self,
-        layer: usize,
-        names: Names,
-        shape: [usize; 3],
-    ) -> Result<Vec<Linear>, LoadError> {
+    pub fn stacked_heads(&self, layer: usize, names: Names, shape: [usize; 3]) -> LoadResult<Vec<Linear>> {
         self.stack(&format!("{}.weight", self.layer_name(layer, names)), shape)
     }
 
     /// Splits a tensor `[count, rows, cols]` into matrices, with the biases of the same name if there are some.
-    fn stack(&self, name: &str, [count, rows, cols]: [usize; 3]) -> Result<Vec<Linear>, LoadError> {
+    fn stack(&self, name: &str, [count, rows, cols]: [usize; 3]) -> LoadResult<Vec<Linear>> {
         let all = self.find(name, &[count, rows, cols])?.ok_or_else(|| missing(name))?;
         let stem = name.strip_suffix(".weight");
         let matrix = |index| {
@@ -569,12 +544,7 @@ impl<'a> WeightFile<'a> {
     }
 
     /// Adds the rows of `name`, `[matrices, rows]`, to the matrices as biases, if the file has it.
-    fn with_biases(
-        &self,
-        mut matrices: Vec<Linear>,
-        name: &str,
-        rows: usize,
-    ) -> Result<Vec<Linear>, LoadError> {
+    fn with_biases(&self, mut matrices: Vec<Linear>, name: &str, rows: usize) -> LoadResult<Vec<Linear>> {
         if let Some(all) = self.find(name, &[matrices.len(), rows])? {
             for (linear, bias) in matrices.iter_mut().zip(to_f32(&all).chunks_exact(rows)) {
                 linear.bias = Some(bias.to_vec());
@@ -584,7 +554,7 @@ impl<'a> WeightFile<'a> {
     }
 
     /// Reads rotary divisors; `None` if the GGUF lacks them.
-    pub fn divisors(&self, name: &str, pairs: usize) -> Result<Option<Vec<f32>>, LoadError> {
+    pub fn divisors(&self, name: &str, pairs: usize) -> LoadResult<Option<Vec<f32>>> {
         Ok(self.find(name, &[pairs])?.map(|tensor| to_f32(&tensor)))
     }
 }

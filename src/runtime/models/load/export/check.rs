@@ -8,17 +8,17 @@ use super::super::gguf_config::value;
 use super::head::GgufHead;
 use crate::model::arch::{ConfigReader, Description, parse_config};
 use crate::model::{DecoderConfig, RopeScaling, TwoWay};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 
 /// Compares the decoder that the keys describe with the folder's.
 ///
 /// # Errors
-/// [`LoadError::Unsupported`] naming what differs.
+/// `LoadError::Unsupported` naming what differs.
 pub(super) fn same_decoder(
     head: &GgufHead,
     reader: &ConfigReader,
     description: &Description,
-) -> Result<(), LoadError> {
+) -> LoadResult<()> {
     let bytes = head.encode().map_err(|message| reader.unsupported(message))?;
     let keys = Gguf::from_bytes("new.gguf", bytes)?.metadata().clone();
     let rows = description.config.vocab_size;

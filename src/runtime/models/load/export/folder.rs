@@ -13,7 +13,7 @@ use crate::model::arch::Description;
 use crate::model::weights::WeightFile;
 use crate::model::{MixerConfig, Names, Naming, RopeScaling};
 use crate::tensor::TensorSource;
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_kernel::Dtype;
 
 /// Buffers that some checkpoints store although they follow from the configuration.
@@ -27,7 +27,7 @@ pub(super) fn tensors(
     source: &dyn TensorSource,
     description: &Description,
     family: &ExportFamily,
-) -> Result<Vec<ExportTensor>, LoadError> {
+) -> LoadResult<Vec<ExportTensor>> {
     let file = WeightFile::new(source, &description.naming)?;
     let num_layers = description.config.layers.len();
     let mut list = TensorList { family, description, experts: BTreeMap::new(), found: computed(description) };
@@ -94,7 +94,7 @@ struct ExpertStack {
 }
 
 impl TensorList<'_> {
-    fn add(&mut self, prefix: &str, name: String, shape: Vec<usize>, stored: Dtype) -> Result<(), LoadError> {
+    fn add(&mut self, prefix: &str, name: String, shape: Vec<usize>, stored: Dtype) -> LoadResult<()> {
         if name.contains("lm_head.") {
             // A stored copy of a tied matrix is the embedding table again.
             if self.description.naming.tied != Some(true) {
@@ -205,7 +205,7 @@ impl TensorList<'_> {
         (stack.shape == shape).then_some(())
     }
 
-    fn finish(mut self) -> Result<Vec<ExportTensor>, LoadError> {
+    fn finish(mut self) -> LoadResult<Vec<ExportTensor>> {
         for (name, ExpertStack { members, shape, stored }) in std::mem::take(&mut self.experts) {
             if let Some(missing) = (0..members.len()).find(|number| !members.contains_key(number)) {
                 let message = format!("expert {missing} is missing");

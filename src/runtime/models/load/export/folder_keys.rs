@@ -7,7 +7,7 @@
 use super::head::GgufHead;
 use crate::model::arch::{ConfigReader, Description};
 use crate::model::{AttentionConfig, DecoderConfig, RopeScaling};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 
 /// A family that can be written as GGUF.
 pub(super) struct ExportFamily {
@@ -21,13 +21,13 @@ pub(super) struct ExportFamily {
     is_llama: bool,
     /// True if the head size is a key even if it follows from the width.
     has_head_dim: bool,
-    own_keys: fn(&mut FolderKeys<'_>) -> Result<(), LoadError>,
+    own_keys: fn(&mut FolderKeys<'_>) -> LoadResult<()>,
 }
 
 const fn family(
     name: &'static str,
     gguf_name: &'static str,
-    own_keys: fn(&mut FolderKeys<'_>) -> Result<(), LoadError>,
+    own_keys: fn(&mut FolderKeys<'_>) -> LoadResult<()>,
 ) -> ExportFamily {
     ExportFamily { name, gguf_name, interleaves: false, is_llama: false, has_head_dim: false, own_keys }
 }
@@ -35,7 +35,7 @@ const fn family(
 const fn llama(
     name: &'static str,
     gguf_name: &'static str,
-    own_keys: fn(&mut FolderKeys<'_>) -> Result<(), LoadError>,
+    own_keys: fn(&mut FolderKeys<'_>) -> LoadResult<()>,
 ) -> ExportFamily {
     ExportFamily { interleaves: true, is_llama: true, ..family(name, gguf_name, own_keys) }
 }
@@ -58,8 +58,8 @@ impl ExportFamily {
     /// Finds the family of a description.
     ///
     /// # Errors
-    /// [`LoadError::Unsupported`] naming the family and those that can be written.
-    pub fn of(reader: &ConfigReader, config: &DecoderConfig) -> Result<&'static Self, LoadError> {
+    /// `LoadError::Unsupported` naming the family and those that can be written.
+    pub fn of(reader: &ConfigReader, config: &DecoderConfig) -> LoadResult<&'static Self> {
         FAMILIES.iter().find(|family| family.name == config.architecture).ok_or_else(|| {
             let known: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
             reader.unsupported(format!(
@@ -83,13 +83,13 @@ pub(super) struct FolderKeys<'a> {
 /// Writes all keys of the decoder.
 ///
 /// # Errors
-/// [`LoadError::Unsupported`] for what GGUF has no key for, [`LoadError::Malformed`] for a damaged configuration.
+/// `LoadError::Unsupported` for what GGUF has no key for, `LoadError::Malformed` for a damaged configuration.
 pub(super) fn write(
     head: &mut GgufHead,
     reader: &ConfigReader,
     description: &Description,
     family: &'static ExportFamily,
-) -> Result<(), LoadError> {
+) -> LoadResult<()> {
     let config = &description.config;
     let attention = config.attentions().next().ok_or_else(|| reader.unsupported("has no attention layer"))?;
     let mut keys = FolderKeys { head, reader, config, attention, family };
@@ -103,14 +103,14 @@ impl FolderKeys<'_> {
         self.head.set(format!("{}.{key}", self.family.gguf_name), value);
     }
 
-    fn count(&mut self, key: &str, value: usize) -> Result<(), LoadError> {
+    fn count(&mut self, key: &str, value: usize) -> LoadResult<()> {
         let value =
             u32::try_from(value).map_err(|_| self.reader.error(key, format!("{value} is too large")))?;
         self.set(key, value);
         Ok(())
     }
 
-    fn common(&mut self) -> Result<(), LoadError> {
+    fn common(&mut self) -> LoadResult<()> {
         let (config, attention) = (self.config, self.attention);
         let inner = config.layers.iter().map(|layer| layer.feed_forward.dense.as_ref());
         let inner = inner.flatten().map(|mlp| mlp.intermediate_size).max();
@@ -144,7 +144,7 @@ impl FolderKeys<'_> {
         self.reader.value("head_dim").is_some() && self.config.architecture != "granite"
     }
 
-    fn rope(&mut self) -> Result<(), LoadError> {
+    fn rope(&mut self) -> LoadResult<()> {
         let rope = &self.config.ropes[0];
         self.set("rope.freq_base", rope.theta);
         match &rope.scaling {
@@ -183,19 +183,19 @@ impl FolderKeys<'_> {
     }
 }
 
-fn none(_: &mut FolderKeys<'_>) -> Result<(), LoadError> {
+fn none(_: &mut FolderKeys<'_>) -> LoadResult<()> {
     Ok(())
 }
 
 /// Writes the window of all layers. llama.cpp does not read it for a Llama; llmctl does.
-fn window(keys: &mut FolderKeys<'_>) -> Result<(), LoadError> {
+fn window(keys: &mut FolderKeys<'_>) -> LoadResult<()> {
     match keys.attention.window {
         Some(window) => keys.count("attention.sliding_window", window),
         None => Ok(()),
     }
 }
 
-fn granite(keys: &mut FolderKeys<'_>) -> Result<(), LoadError> {
+fn granite(keys: &mut FolderKeys<'_>) -> LoadResult<()> {
     keys.set("attention.scale", keys.attention.scale);
     keys.set("embedding_scale", keys.config.embedding_scale);
     keys.set("residual_scale", keys.config.layers[0].residual_scales[0]);
@@ -204,7 +204,7 @@ fn granite(keys: &mut FolderKeys<'_>) -> Result<(), LoadError> {
     Ok(())
 }
 
-fn experts(keys: &mut FolderKeys<'_>) -> Result<(), LoadError> {
+fn experts(keys: &mut FolderKeys<'_>) -> LoadResult<()> {
     let experts = keys.config.layers.iter().find_map(|layer| layer.feed_forward.experts.as_ref());
     let Some(experts) = experts else { return Err(keys.reader.unsupported("has no experts")) };
     keys.count("expert_count", experts.count)?;
@@ -212,7 +212,7 @@ fn experts(keys: &mut FolderKeys<'_>) -> Result<(), LoadError> {
     keys.count("expert_feed_forward_length", experts.mlp.intermediate_size)
 }
 
-fn gemma(keys: &mut FolderKeys<'_>) -> Result<(), LoadError> {
+fn gemma(keys: &mut FolderKeys<'_>) -> LoadResult<()> {
     if let Some(cap) = keys.attention.softcap {
         keys.set("attn_logit_softcapping", cap);
     }
@@ -229,7 +229,7 @@ fn gemma(keys: &mut FolderKeys<'_>) -> Result<(), LoadError> {
 }
 
 /// A window of 0 tells Phi-4 from other models of the family.
-fn phi3(keys: &mut FolderKeys<'_>) -> Result<(), LoadError> {
+fn phi3(keys: &mut FolderKeys<'_>) -> LoadResult<()> {
     keys.count("attention.sliding_window", keys.attention.window.unwrap_or(0))?;
     keys.count("rope.dimension_count", keys.config.ropes[0].dim)
 }

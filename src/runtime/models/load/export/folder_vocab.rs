@@ -15,7 +15,7 @@ use super::super::hf;
 use super::super::{tokenizer, tokenizer_files};
 use super::head::GgufHead;
 use crate::text::{Encode, TokenKind, Tokenizer, VocabSpec, pre_tokenizer_candidates};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 
 /// Text that tells the rules of published tokenizers apart.
 const PROBE: &str = "I'LL say it's 12345 x=1; naïve\r\n\t  résumé 漢字かな 한글 \u{301}a🦙\n\n\nif (a[0] == 'b'):\n        return 3.14159 # HelloWorld's\n    Привет, мир! أهلا 1 23 456   end  \u{2026}\u{201c}q\u{201d} camelCase HTTPServer don't WE'VE \u{0e01}\u{0e32} <tag/> a_b-c //x\n";
@@ -24,12 +24,7 @@ const PROBE: &str = "I'LL say it's 12345 x=1; naïve\r\n\t  résumé 漢字か�
 ///
 /// # Errors
 /// [`LoadError::Tokenizer`] for a tokenizer that GGUF cannot express.
-pub(super) fn write(
-    head: &mut GgufHead,
-    files: &ModelFiles,
-    folder: &Path,
-    rows: usize,
-) -> Result<(), LoadError> {
+pub(super) fn write(head: &mut GgufHead, files: &ModelFiles, folder: &Path, rows: usize) -> LoadResult<()> {
     let reference = files.tokenizer()?;
     let mut spec = vocabulary(folder, &reference, rows)?;
     spec.bos = reference.bos().filter(|&id| (id as usize) < rows);
@@ -50,7 +45,7 @@ pub(super) fn write(
 }
 
 /// Returns a vocabulary that encodes like the folder's tokenizer.
-fn vocabulary(folder: &Path, reference: &Tokenizer, rows: usize) -> Result<VocabSpec, LoadError> {
+fn vocabulary(folder: &Path, reference: &Tokenizer, rows: usize) -> LoadResult<VocabSpec> {
     let json = hf::optional_json(&folder.join("tokenizer.json"))?;
     let mut candidates = Vec::new();
     // A model of pieces that llmctl does not run may stand beside a tokenizer.json.
@@ -106,7 +101,7 @@ fn fit_rows(spec: &mut VocabSpec, rows: usize) {
 }
 
 /// Lists the vocabularies that a tokenizer.json may mean, the most likely first.
-fn json_candidates(json: &Value, folder: &Path) -> Result<Vec<VocabSpec>, LoadError> {
+fn json_candidates(json: &Value, folder: &Path) -> LoadResult<Vec<VocabSpec>> {
     let error = |message: &str| {
         LoadError::Tokenizer(format!("{}: {message}", folder.join("tokenizer.json").display()))
     };
@@ -130,7 +125,7 @@ fn json_candidates(json: &Value, folder: &Path) -> Result<Vec<VocabSpec>, LoadEr
 }
 
 /// Reads tokens and their kinds by id.
-fn tokens_of(json: &Value, folder: &Path) -> Result<Option<VocabSpec>, LoadError> {
+fn tokens_of(json: &Value, folder: &Path) -> LoadResult<Option<VocabSpec>> {
     let mut texts: HashMap<u32, (String, TokenKind)> = HashMap::new();
     let Some(vocab) = json["model"]["vocab"].as_object() else { return Ok(None) };
     let id_of = |id: &Value| id.as_u64().and_then(|id| u32::try_from(id).ok());
@@ -241,7 +236,7 @@ fn write_ends(
     files: &ModelFiles,
     reference: &Tokenizer,
     spec: &VocabSpec,
-) -> Result<(), LoadError> {
+) -> LoadResult<()> {
     let known = reference.turn_terminators();
     let mut others = files.generation()?.eos_token_ids;
     others.retain(|id| Some(*id) != spec.eos && !known.contains(id) && (*id as usize) < spec.tokens.len());
@@ -254,7 +249,7 @@ fn write_ends(
 }
 
 /// Returns the id of the padding token.
-fn padding(folder: &Path, reference: &Tokenizer) -> Result<Option<u32>, LoadError> {
+fn padding(folder: &Path, reference: &Tokenizer) -> LoadResult<Option<u32>> {
     let config = hf::tokenizer_config(folder)?.unwrap_or_default();
     let named = &config["pad_token"];
     let text = named.as_str().or_else(|| named["content"].as_str());

@@ -11,7 +11,7 @@ use super::super::gguf::Gguf;
 use super::super::metadata::Cursor;
 use crate::model::weights::to_f32;
 use crate::tensor::{SharedBytes, TensorSource};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 
 /// Importance of the columns of each matrix, by the name of its tensor in GGUF.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -27,7 +27,7 @@ impl Imatrix {
     ///
     /// # Errors
     /// [`LoadError`] naming the file and the tensor or entry at fault.
-    pub fn open(path: &Path) -> Result<Self, LoadError> {
+    pub fn open(path: &Path) -> LoadResult<Self> {
         let bytes = SharedBytes::map_file(path)?;
         let columns = match bytes.starts_with(b"GGUF") {
             true => read_gguf(path)?,
@@ -66,7 +66,7 @@ impl Imatrix {
     ///
     /// # Errors
     /// [`LoadError::Tensor`] if the importance is that of another shape.
-    pub fn columns(&self, name: &str, shape: &[usize]) -> Result<Option<&[f32]>, LoadError> {
+    pub fn columns(&self, name: &str, shape: &[usize]) -> LoadResult<Option<&[f32]>> {
         let Some(values) = self.columns.get(name) else { return Ok(None) };
         let cols = shape.last().copied().unwrap_or(1);
         let matrices: usize = shape.iter().rev().skip(2).product();
@@ -81,7 +81,7 @@ impl Imatrix {
     }
 }
 
-fn read_gguf(path: &Path) -> Result<HashMap<String, Vec<f32>>, LoadError> {
+fn read_gguf(path: &Path) -> LoadResult<HashMap<String, Vec<f32>>> {
     let gguf = Gguf::open(path)?; // with the other parts of a split file
     let mut columns = HashMap::new();
     for sums_name in gguf.names() {

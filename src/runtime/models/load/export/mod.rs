@@ -25,7 +25,7 @@ use super::files::ModelFiles;
 use super::gguf::Gguf;
 use crate::model::arch::parse_config;
 use crate::tensor::{TensorSource, byte_len};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_base::{SAMPLING, TopK};
 use llmctl_kernel::Dtype;
 
@@ -115,7 +115,7 @@ impl<'a> Export<'a> {
     /// # Errors
     /// [`LoadError::Unsupported`] for a model that cannot be written, naming what can; [`LoadError::Tensor`] for a
     /// tensor without a name in GGUF, or one that needs importance and has none.
-    pub fn plan(files: &'a ModelFiles, options: &ExportOptions<'a>) -> Result<Self, LoadError> {
+    pub fn plan(files: &'a ModelFiles, options: &ExportOptions<'a>) -> LoadResult<Self> {
         let (mut head, tensors) = match files.gguf() {
             Some(gguf) => (copied_head(gguf), gguf_tensors(gguf)?),
             None => folder_plan(files, options.name)?,
@@ -162,7 +162,7 @@ impl<'a> Export<'a> {
     }
 
     /// Checks that every tensor of two bits that needs importance has it, and that what is given fits.
-    fn check_importance(&self, mix: QuantMix) -> Result<(), LoadError> {
+    fn check_importance(&self, mix: QuantMix) -> LoadResult<()> {
         for PlannedTensor { tensor, dtype } in &self.tensors {
             let columns = self.imatrix.map(|imatrix| imatrix.columns(&tensor.name, &tensor.shape));
             let has_importance = columns.transpose()?.flatten().is_some();
@@ -206,7 +206,7 @@ fn copied_head(gguf: &Gguf) -> GgufHead {
     head
 }
 
-fn gguf_tensors(gguf: &Gguf) -> Result<Vec<ExportTensor>, LoadError> {
+fn gguf_tensors(gguf: &Gguf) -> LoadResult<Vec<ExportTensor>> {
     let tensor = |name: &str| {
         let Some((shape, stored)) = gguf.describe(name) else {
             // Names the type.
@@ -221,7 +221,7 @@ fn gguf_tensors(gguf: &Gguf) -> Result<Vec<ExportTensor>, LoadError> {
 }
 
 /// Plans the keys and tensors of a folder.
-fn folder_plan(files: &ModelFiles, name: &str) -> Result<(GgufHead, Vec<ExportTensor>), LoadError> {
+fn folder_plan(files: &ModelFiles, name: &str) -> LoadResult<(GgufHead, Vec<ExportTensor>)> {
     let reader = files.config_reader();
     let Some(description) = parse_config(reader)? else {
         let message =
@@ -243,7 +243,7 @@ fn folder_plan(files: &ModelFiles, name: &str) -> Result<(GgufHead, Vec<ExportTe
 }
 
 /// Writes the sampling that the publisher recommends, as llama.cpp's converter does.
-fn sampling_keys(head: &mut GgufHead, files: &ModelFiles) -> Result<(), LoadError> {
+fn sampling_keys(head: &mut GgufHead, files: &ModelFiles) -> LoadResult<()> {
     let defaults = files.generation()?.defaults;
     for number in SAMPLING {
         if let (Some(key), Some(value)) = (number.facts.gguf_key, number.given(&defaults.numbers)) {
@@ -257,11 +257,7 @@ fn sampling_keys(head: &mut GgufHead, files: &ModelFiles) -> Result<(), LoadErro
 }
 
 /// Collects what the mixes ask for, from a GGUF file's keys or a folder's configuration.
-fn facts(
-    files: &ModelFiles,
-    tensors: &[ExportTensor],
-    options: &ExportOptions<'_>,
-) -> Result<MixFacts, LoadError> {
+fn facts(files: &ModelFiles, tensors: &[ExportTensor], options: &ExportOptions<'_>) -> LoadResult<MixFacts> {
     let reader = files.config_reader();
     let count = |hugging_face, gguf| reader.first_count(reader.pick(hugging_face, gguf));
     let heads = count("num_attention_heads", "attention.head_count")?.unwrap_or(0);

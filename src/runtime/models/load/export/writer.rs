@@ -10,7 +10,7 @@ use super::{Export, PlannedTensor, TensorOrigin};
 use crate::load::quantize::convert_exactly;
 use crate::model::weights::{Linear, to_f32};
 use crate::tensor::{HostTensor, SharedBytes};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_base::private_files::UnfinishedFile;
 use llmctl_kernel::Dtype;
 
@@ -31,11 +31,7 @@ impl Export<'_> {
     ///
     /// # Errors
     /// [`LoadError::Io`] naming the file, or the error of reading or converting a tensor.
-    pub fn write(
-        &self,
-        path: &Path,
-        progress: &mut dyn FnMut(u64, u64) -> bool,
-    ) -> Result<WriteEnd, LoadError> {
+    pub fn write(&self, path: &Path, progress: &mut dyn FnMut(u64, u64) -> bool) -> LoadResult<WriteEnd> {
         let io = |error: io::Error| LoadError::Io { path: path.into(), message: error.to_string() };
         let (unfinished, file) = UnfinishedFile::create(path).map_err(io)?;
         let mut out = BufWriter::new(file);
@@ -65,8 +61,8 @@ impl Export<'_> {
     fn pieces(
         &self,
         planned: &PlannedTensor,
-        write: &mut dyn FnMut(&[u8]) -> Result<bool, LoadError>,
-    ) -> Result<bool, LoadError> {
+        write: &mut dyn FnMut(&[u8]) -> LoadResult<bool>,
+    ) -> LoadResult<bool> {
         let PlannedTensor { tensor, dtype } = planned;
         let whole = self.read(&tensor.origin)?;
         let num_values: usize = tensor.shape.iter().product();
@@ -99,13 +95,13 @@ impl Export<'_> {
         Ok(true)
     }
 
-    fn find(&self, name: &str) -> Result<HostTensor, LoadError> {
+    fn find(&self, name: &str) -> LoadResult<HostTensor> {
         let missing = || LoadError::Tensor { tensor: name.to_owned(), message: "not in the file".to_owned() };
         self.files.tensors().tensor(name)?.ok_or_else(missing)
     }
 
     /// Reads a tensor, rearranged.
-    fn read(&self, origin: &TensorOrigin) -> Result<HostTensor, LoadError> {
+    fn read(&self, origin: &TensorOrigin) -> LoadResult<HostTensor> {
         let tensor = |name: &str, dtype, shape, bytes: Vec<u8>| {
             HostTensor::new(dtype, shape, SharedBytes::from(bytes))
                 .map_err(|message| LoadError::Tensor { tensor: name.to_owned(), message })

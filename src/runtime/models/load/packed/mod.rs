@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::safetensors::{RawTensor, Safetensors};
 use crate::tensor::{HostTensor, TensorSource, byte_len};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_kernel::Dtype;
 use parts::MatrixParts;
 use scheme::Scheme;
@@ -73,7 +73,7 @@ impl PackedTensors {
         config_path: &Path,
         config: &Value,
         files: Safetensors,
-    ) -> Result<Result<Self, Safetensors>, LoadError> {
+    ) -> LoadResult<Result<Self, Safetensors>> {
         let Some(scheme) = Scheme::of(config_path, config)? else { return Ok(Err(files)) };
         if matches!(scheme, Scheme::Mlx { .. })
             && files.names().iter().any(|name| name.contains(".switch_mlp."))
@@ -110,7 +110,7 @@ impl PackedTensors {
     ///
     /// # Errors
     /// [`LoadError::Tensor`] naming the first that cannot be read.
-    pub fn check(&self) -> Result<(), LoadError> {
+    pub fn check(&self) -> LoadResult<()> {
         for name in self.names() {
             let checked = self.matrix(&name).map_or(Ok(()), |parts| parts.checked().map(|_| ()));
             checked.map_err(|message| LoadError::Tensor { tensor: name.into_owned(), message })?;
@@ -193,7 +193,7 @@ impl PackedTensors {
 }
 
 impl TensorSource for PackedTensors {
-    fn tensor(&self, name: &str) -> Result<Option<HostTensor>, LoadError> {
+    fn tensor(&self, name: &str) -> LoadResult<Option<HostTensor>> {
         match self.matrix(name) {
             None => self.files.tensor(name),
             Some(parts) => parts

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 
 /// A form that is read.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,7 +43,7 @@ impl Scheme {
     ///
     /// # Errors
     /// [`LoadError::Unsupported`] naming the form and those that work.
-    pub fn of(path: &Path, config: &Value) -> Result<Option<Self>, LoadError> {
+    pub fn of(path: &Path, config: &Value) -> LoadResult<Option<Self>> {
         let refuse = |what: String| LoadError::Unsupported {
             path: path.into(),
             message: format!("the weights are {what}, which llmctl does not read; {INSTEAD}"),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 
 /// Source format of a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl ConfigReader {
     }
 
     /// Returns the family's name in the file.
-    pub fn architecture(&self) -> Result<String, LoadError> {
+    pub fn architecture(&self) -> LoadResult<String> {
         self.string(self.pick("model_type", "general.architecture"))?
             .ok_or_else(|| self.error(self.pick("model_type", "general.architecture"), "is missing"))
     }
@@ -84,7 +84,7 @@ impl ConfigReader {
     }
 
     /// Returns a count; `None` if the file lacks the key.
-    pub fn count(&self, key: &str) -> Result<Option<usize>, LoadError> {
+    pub fn count(&self, key: &str) -> LoadResult<Option<usize>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         // Larger counts are invalid in any model.
         match value.as_u64().or_else(|| value.as_f64().filter(|x| x.fract() == 0.0).map(|x| x as u64)) {
@@ -96,7 +96,7 @@ impl ConfigReader {
     }
 
     /// Returns a count, of a list the first; `None` if the file lacks the key.
-    pub fn first_count(&self, key: &str) -> Result<Option<usize>, LoadError> {
+    pub fn first_count(&self, key: &str) -> LoadResult<Option<usize>> {
         match self.value(key) {
             Some(Value::Array(list)) => Ok(list.first().and_then(Value::as_u64).map(|count| count as usize)),
             _ => self.count(key),
@@ -105,7 +105,7 @@ impl ConfigReader {
 
     /// Returns a count for each of `num_layers` layers, from a list or one number for all; `None` if the file lacks
     /// the key.
-    pub fn counts(&self, key: &str, num_layers: usize) -> Result<Option<Vec<usize>>, LoadError> {
+    pub fn counts(&self, key: &str, num_layers: usize) -> LoadResult<Option<Vec<usize>>> {
         let Some(Value::Array(list)) = self.value(key) else {
             return Ok(self.count(key)?.map(|count| vec![count; num_layers]));
         };
@@ -125,7 +125,7 @@ impl ConfigReader {
     }
 
     /// Returns a required count within `1..=max`.
-    pub fn size(&self, key: &str, max: usize) -> Result<usize, LoadError> {
+    pub fn size(&self, key: &str, max: usize) -> LoadResult<usize> {
         let count = self.count(key)?.ok_or_else(|| self.error(key, "is missing"))?;
         if (1..=max).contains(&count) {
             Ok(count)
@@ -135,17 +135,17 @@ impl ConfigReader {
     }
 
     /// Returns a count within `1..=max`, or `default` if the file lacks the key.
-    pub fn size_or(&self, key: &str, default: usize, max: usize) -> Result<usize, LoadError> {
+    pub fn size_or(&self, key: &str, default: usize, max: usize) -> LoadResult<usize> {
         self.count(key)?.map_or(Ok(default), |_| self.size(key, max))
     }
 
     /// Returns the width of sliding windows.
-    pub fn window(&self) -> Result<Option<usize>, LoadError> {
+    pub fn window(&self) -> LoadResult<Option<usize>> {
         self.count(self.pick("sliding_window", "attention.sliding_window"))
     }
 
     /// Returns an interval of layers.
-    pub fn interval(&self, key: &str, default: usize) -> Result<usize, LoadError> {
+    pub fn interval(&self, key: &str, default: usize) -> LoadResult<usize> {
         match self.count(key)? {
             Some(0) => Err(self.error(key, "0 is not a valid interval of layers")),
             given => Ok(given.unwrap_or(default)),
@@ -153,7 +153,7 @@ impl ConfigReader {
     }
 
     /// Returns the number of tokens of a convolution's kernel.
-    pub fn kernel(&self, key: &str, default: usize) -> Result<usize, LoadError> {
+    pub fn kernel(&self, key: &str, default: usize) -> LoadResult<usize> {
         match self.count(key)?.unwrap_or(default) {
             kernel if (2..=MAX_KERNEL).contains(&kernel) => Ok(kernel),
             kernel => Err(self.error(key, format!("{kernel} is not a valid kernel length"))),
@@ -161,18 +161,18 @@ impl ConfigReader {
     }
 
     /// Returns the layers that are listed under `key`.
-    pub fn listed_layers(&self, key: &str) -> Result<Option<Vec<usize>>, LoadError> {
+    pub fn listed_layers(&self, key: &str) -> LoadResult<Option<Vec<usize>>> {
         let listed = self.value(key).map(serde_json::from_value).transpose();
         listed.map_err(|error| self.error(key, format!("is not a list of layers: {error}")))
     }
 
     /// Returns which layers of a GGUF have no heads for keys and values: those without attention.
-    pub fn layers_without_heads(&self, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+    pub fn layers_without_heads(&self, num_layers: usize) -> LoadResult<Vec<bool>> {
         let heads = self.counts("attention.head_count_kv", num_layers)?.unwrap_or_default();
         Ok(heads.iter().map(|heads| *heads == 0).collect())
     }
 
-    pub fn number(&self, key: &str) -> Result<Option<f32>, LoadError> {
+    pub fn number(&self, key: &str) -> LoadResult<Option<f32>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         match value.as_f64() {
             Some(number) if number.is_finite() => Ok(Some(number as f32)),
@@ -180,12 +180,12 @@ impl ConfigReader {
         }
     }
 
-    pub fn flag(&self, key: &str) -> Result<Option<bool>, LoadError> {
+    pub fn flag(&self, key: &str) -> LoadResult<Option<bool>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         value.as_bool().map(Some).ok_or_else(|| self.error(key, format!("{value} is not true or false")))
     }
 
-    pub fn string(&self, key: &str) -> Result<Option<String>, LoadError> {
+    pub fn string(&self, key: &str) -> LoadResult<Option<String>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         match value {
             Value::String(text) => Ok(Some(text)),
@@ -194,13 +194,13 @@ impl ConfigReader {
     }
 
     /// Returns for each layer whether it has a sliding window, if the file has `layer_types`.
-    pub fn sliding_layers(&self, num_layers: usize) -> Result<Option<Vec<bool>>, LoadError> {
+    pub fn sliding_layers(&self, num_layers: usize) -> LoadResult<Option<Vec<bool>>> {
         self.layers_of_kind(num_layers, "sliding_attention")
     }
 
     /// Returns for each layer whether it has a sliding window: as listed, or all but every `period`th. GGUF has a list or
     /// a period of its own.
-    pub fn sliding_pattern(&self, num_layers: usize, period: usize) -> Result<Vec<bool>, LoadError> {
+    pub fn sliding_pattern(&self, num_layers: usize, period: usize) -> LoadResult<Vec<bool>> {
         const KEY: &str = "attention.sliding_window_pattern";
         let by_period =
             |period: usize| (1..=num_layers).map(|number| !number.is_multiple_of(period)).collect();
@@ -219,7 +219,7 @@ impl ConfigReader {
     }
 
     /// Returns for each layer whether it is of `kind` instead of `full_attention`, if the file has `layer_types`.
-    pub fn layers_of_kind(&self, num_layers: usize, kind: &str) -> Result<Option<Vec<bool>>, LoadError> {
+    pub fn layers_of_kind(&self, num_layers: usize, kind: &str) -> LoadResult<Option<Vec<bool>>> {
         const KEY: &str = "layer_types";
         let Some(kinds) = self.kinds_of_layers(KEY, num_layers)? else { return Ok(None) };
         let is_of_kind = kinds.iter().map(|of_layer| match of_layer.as_str() {
@@ -231,7 +231,7 @@ impl ConfigReader {
     }
 
     /// Returns the list of each layer's kind under `key`; `None` if the file lacks it.
-    pub fn kinds_of_layers(&self, key: &str, num_layers: usize) -> Result<Option<Vec<String>>, LoadError> {
+    pub fn kinds_of_layers(&self, key: &str, num_layers: usize) -> LoadResult<Option<Vec<String>>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         let kinds = value.as_array().filter(|kinds| kinds.len() == num_layers);
         let kinds: Option<Vec<String>> =

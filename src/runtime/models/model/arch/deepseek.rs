@@ -13,7 +13,7 @@ use crate::model::config::{
     ExpertGroups, ExpertWeights, ExpertsConfig, FeedForwardConfig, LatentConfig, MixerConfig, MlpConfig,
     PartNames, RopeScaling,
 };
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 
 pub const V2_FAMILY: Family =
     Family { parse: parse_config, ..Family::new("deepseek2", &["deepseek_v2"], &["deepseek2"]) };
@@ -26,7 +26,7 @@ pub const GLM_FAMILY: Family =
 
 const EXPERTS: ExpertKeys = ExpertKeys { count: "n_routed_experts", ..ExpertKeys::QWEN };
 
-fn parse_config(family: &Family, reader: &ConfigReader) -> Result<Description, LoadError> {
+fn parse_config(family: &Family, reader: &ConfigReader) -> LoadResult<Description> {
     let latent = latent(reader)?;
     let defaults = ConfigDefaults { experts: true, context_length: 4096, ..ConfigDefaults::CLASS };
     let rotary_dim = latent.rotary_dim;
@@ -43,7 +43,7 @@ fn parse_config(family: &Family, reader: &ConfigReader) -> Result<Description, L
 }
 
 /// Replaces the dense part of all layers but the first by experts beside a shared network (also GLM-4.5's form).
-pub fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+pub fn set_experts(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     description.naming.parts = PartNames::SHARED_EXPERTS;
     let shared = reader.count(reader.pick("n_shared_experts", "expert_shared_count"))?.unwrap_or(0);
     let is_sparse = sparse_layers(reader, description.config.layers.len())?;
@@ -52,7 +52,7 @@ pub fn set_experts(description: &mut Description, reader: &ConfigReader) -> Resu
 
 /// Parses the attention of every layer. GGUF's keys give the widths of heads; those for the absorbed form, which newer files
 /// have beside them, are derived here.
-fn latent(reader: &ConfigReader) -> Result<LatentConfig, LoadError> {
+fn latent(reader: &ConfigReader) -> LoadResult<LatentConfig> {
     let size = |hugging_face, gguf| reader.size(reader.pick(hugging_face, gguf), MAX_WIDTH);
     let query_key = reader.pick("q_lora_rank", "attention.q_lora_rank");
     let rotary_dim = size("qk_rope_head_dim", "rope.dimension_count")?;
@@ -81,7 +81,7 @@ fn latent(reader: &ConfigReader) -> Result<LatentConfig, LoadError> {
 }
 
 /// Returns the widths of a head's plain key and of its value.
-fn gguf_head_dims(reader: &ConfigReader, rotary_dim: usize) -> Result<(usize, usize), LoadError> {
+fn gguf_head_dims(reader: &ConfigReader, rotary_dim: usize) -> LoadResult<(usize, usize)> {
     let key = |absorbed: &'static str, plain: &'static str| match reader.is_absent(absorbed) {
         true => plain,
         false => absorbed,
@@ -98,7 +98,7 @@ fn gguf_head_dims(reader: &ConfigReader, rotary_dim: usize) -> Result<(usize, us
 }
 
 /// Returns which layers have experts: those after the first dense ones, or as listed.
-fn sparse_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+fn sparse_layers(reader: &ConfigReader, num_layers: usize) -> LoadResult<Vec<bool>> {
     const LIST: &str = "mlp_layer_types";
     const STEP: &str = "moe_layer_freq";
     if let Some(Value::Array(list)) = reader.value(LIST) {
@@ -125,11 +125,7 @@ fn sparse_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, 
 }
 
 /// Parses a layer with experts: `shared` of them are one network for every token.
-pub fn feed_forward(
-    reader: &ConfigReader,
-    dense: MlpConfig,
-    shared: usize,
-) -> Result<FeedForwardConfig, LoadError> {
+pub fn feed_forward(reader: &ConfigReader, dense: MlpConfig, shared: usize) -> LoadResult<FeedForwardConfig> {
     let weights = weights(reader)?;
     let is_sigmoid = matches!(weights, ExpertWeights::Sigmoid | ExpertWeights::SigmoidOfUsed);
     let of_one = experts(reader, &EXPERTS, &dense, weights)?;
@@ -142,7 +138,7 @@ pub fn feed_forward(
     with_shared(reader, reader.pick("n_shared_experts", "expert_shared_count"), shared, experts, dense)
 }
 
-fn weights(reader: &ConfigReader) -> Result<ExpertWeights, LoadError> {
+fn weights(reader: &ConfigReader) -> LoadResult<ExpertWeights> {
     let is_v2 = reader.architecture()? == "deepseek_v2";
     let normalizes = reader.flag(reader.pick("norm_topk_prob", "expert_weights_norm"))?;
     let normalizes = normalizes.unwrap_or(!reader.is_gguf() && !is_v2);
@@ -155,7 +151,7 @@ fn weights(reader: &ConfigReader) -> Result<ExpertWeights, LoadError> {
 
 /// Returns whether GGUF's weights are sigmoids. Files without the key are of DeepSeek V2, of GLM-4.5, of
 /// Nemotron 3, or GLM-4.7-Flash's by their vocabulary, as in llama.cpp.
-fn gguf_is_sigmoid(reader: &ConfigReader) -> Result<bool, LoadError> {
+fn gguf_is_sigmoid(reader: &ConfigReader) -> LoadResult<bool> {
     const KEY: &str = "expert_gating_func";
     const GLM_VOCAB: usize = 154_880;
     match reader.count(KEY)? {
@@ -175,7 +171,7 @@ fn groups(
     count: usize,
     num_used: usize,
     is_sigmoid: bool,
-) -> Result<Option<ExpertGroups>, LoadError> {
+) -> LoadResult<Option<ExpertGroups>> {
     let limits = reader.is_gguf() || is_sigmoid;
     if !limits && reader.string("topk_method")?.as_deref() != Some("group_limited_greedy") {
         return Ok(None);

@@ -9,7 +9,7 @@ use crate::model::config::{
     Activation, AttentionConfig, DecoderConfig, FeedForwardConfig, KvSource, LayerConfig, MixerConfig,
     MlpConfig, Naming, NormNames, PartNames, QkNorm, TwoWay,
 };
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 
 /// Limits for numbers in a file, generous compared to the largest published models.
 pub const MAX_LAYERS: usize = 1 << 12;
@@ -69,11 +69,7 @@ impl ConfigDefaults {
 
 /// Parses a Llama: pre-norms, rotary positions on all layers, SwiGLU, no windows. Families change the fields that
 /// differ.
-pub fn dense(
-    name: &'static str,
-    reader: &ConfigReader,
-    defaults: ConfigDefaults,
-) -> Result<Description, LoadError> {
+pub fn dense(name: &'static str, reader: &ConfigReader, defaults: ConfigDefaults) -> LoadResult<Description> {
     let defaults = defaults.in_format_of(reader);
     let (hidden_size, num_layers) = (hidden_size(reader)?, num_layers(reader, defaults)?);
     let attention = attention(reader, hidden_size, num_layers, defaults)?;
@@ -88,7 +84,7 @@ pub fn decoder(
     mixer: MixerConfig,
     rotated: usize,
     defaults: ConfigDefaults,
-) -> Result<Description, LoadError> {
+) -> LoadResult<Description> {
     if !defaults.experts {
         refuse_experts(reader)?;
     }
@@ -116,11 +112,11 @@ pub fn decoder(
     Ok(Description { config, naming: naming(reader, defaults)?, prediction: None })
 }
 
-fn hidden_size(reader: &ConfigReader) -> Result<usize, LoadError> {
+fn hidden_size(reader: &ConfigReader) -> LoadResult<usize> {
     width(reader, reader.pick("hidden_size", "embedding_length"), None)
 }
 
-fn num_layers(reader: &ConfigReader, defaults: ConfigDefaults) -> Result<usize, LoadError> {
+fn num_layers(reader: &ConfigReader, defaults: ConfigDefaults) -> LoadResult<usize> {
     match defaults.num_layers.filter(|_| !reader.is_gguf()) {
         Some(num_layers) => Ok(num_layers),
         None => reader.size(reader.pick("num_hidden_layers", "block_count"), MAX_LAYERS),
@@ -133,7 +129,7 @@ fn layer(
     mixer: MixerConfig,
     num_layers: usize,
     defaults: ConfigDefaults,
-) -> Result<LayerConfig, LoadError> {
+) -> LoadResult<LayerConfig> {
     let norm_eps = norm_eps(reader, defaults)?;
     let inner_key = reader.pick("intermediate_size", "feed_forward_length");
     let mlp = MlpConfig {
@@ -153,7 +149,7 @@ fn layer(
 }
 
 /// Returns the names and storage conventions of a Llama.
-fn naming(reader: &ConfigReader, defaults: ConfigDefaults) -> Result<Naming, LoadError> {
+fn naming(reader: &ConfigReader, defaults: ConfigDefaults) -> LoadResult<Naming> {
     let gguf = reader.is_gguf();
     Ok(Naming {
         gguf,
@@ -174,7 +170,7 @@ fn attention(
     hidden_size: usize,
     num_layers: usize,
     defaults: ConfigDefaults,
-) -> Result<AttentionConfig, LoadError> {
+) -> LoadResult<AttentionConfig> {
     let num_heads =
         width(reader, reader.pick("num_attention_heads", "attention.head_count"), defaults.num_heads)?;
     let kv_heads_key = reader.pick("num_key_value_heads", "attention.head_count_kv");
@@ -202,17 +198,12 @@ fn attention(
     })
 }
 
-fn width(reader: &ConfigReader, key: &str, default: Option<usize>) -> Result<usize, LoadError> {
+fn width(reader: &ConfigReader, key: &str, default: Option<usize>) -> LoadResult<usize> {
     default.map_or_else(|| reader.size(key, MAX_WIDTH), |default| reader.size_or(key, default, MAX_WIDTH))
 }
 
 /// Returns the largest size of any layer. GGUF has a list if layers differ; the family then sets each layer's own.
-fn widest(
-    reader: &ConfigReader,
-    key: &str,
-    default: Option<usize>,
-    num_layers: usize,
-) -> Result<usize, LoadError> {
+fn widest(reader: &ConfigReader, key: &str, default: Option<usize>, num_layers: usize) -> LoadResult<usize> {
     match reader.value(key) {
         Some(Value::Array(_)) => {
             let counts = reader.counts(key, num_layers)?.unwrap_or_default();
@@ -223,7 +214,7 @@ fn widest(
     }
 }
 
-fn context_length(reader: &ConfigReader, defaults: ConfigDefaults) -> Result<usize, LoadError> {
+fn context_length(reader: &ConfigReader, defaults: ConfigDefaults) -> LoadResult<usize> {
     let key = reader.pick("max_position_embeddings", "context_length");
     match reader.count(key)?.unwrap_or(defaults.context_length) {
         context if context >= 2 => Ok(context),
@@ -231,7 +222,7 @@ fn context_length(reader: &ConfigReader, defaults: ConfigDefaults) -> Result<usi
     }
 }
 
-fn norm_eps(reader: &ConfigReader, defaults: ConfigDefaults) -> Result<f32, LoadError> {
+fn norm_eps(reader: &ConfigReader, defaults: ConfigDefaults) -> LoadResult<f32> {
     let key = reader.pick("rms_norm_eps", "attention.layer_norm_rms_epsilon");
     match reader.number(key)?.unwrap_or(defaults.norm_eps) {
         eps if eps >= 0.0 => Ok(eps),
@@ -240,7 +231,7 @@ fn norm_eps(reader: &ConfigReader, defaults: ConfigDefaults) -> Result<f32, Load
 }
 
 /// Refuses experts, which a file of a dense family may contain (Mixtral as `llama`).
-fn refuse_experts(reader: &ConfigReader) -> Result<(), LoadError> {
+fn refuse_experts(reader: &ConfigReader) -> LoadResult<()> {
     const KEY: &str = "expert_count";
     match reader.is_gguf() && reader.count(KEY)?.is_some_and(|count| count > 0) {
         true => Err(reader.error(KEY, "mixtures of experts are not supported yet")),
@@ -248,7 +239,7 @@ fn refuse_experts(reader: &ConfigReader) -> Result<(), LoadError> {
     }
 }
 
-fn head_dim(reader: &ConfigReader, derived: usize, defaults: ConfigDefaults) -> Result<usize, LoadError> {
+fn head_dim(reader: &ConfigReader, derived: usize, defaults: ConfigDefaults) -> LoadResult<usize> {
     let key = reader.pick("head_dim", "attention.key_length");
     let dim = reader.count(key)?.or(defaults.head_dim).unwrap_or(derived);
     if dim == 0 || dim > MAX_WIDTH || !dim.is_multiple_of(2) {
@@ -260,7 +251,7 @@ fn head_dim(reader: &ConfigReader, derived: usize, defaults: ConfigDefaults) -> 
     Ok(dim)
 }
 
-fn rotated_dim(reader: &ConfigReader, head_dim: usize, default: f32) -> Result<usize, LoadError> {
+fn rotated_dim(reader: &ConfigReader, head_dim: usize, default: f32) -> LoadResult<usize> {
     let key = reader.pick("partial_rotary_factor", "rope.dimension_count");
     let dim = if reader.is_gguf() {
         reader.count(key)?.unwrap_or(head_dim)
@@ -280,7 +271,7 @@ fn rotated_dim(reader: &ConfigReader, head_dim: usize, default: f32) -> Result<u
 }
 
 /// Parses the activation. GGUF does not name it: the family fixes it.
-fn activation(reader: &ConfigReader, default: Activation) -> Result<Activation, LoadError> {
+fn activation(reader: &ConfigReader, default: Activation) -> LoadResult<Activation> {
     if reader.is_gguf() {
         return Ok(default);
     }
@@ -302,7 +293,7 @@ impl Description {
         &mut self,
         reader: &ConfigReader,
         hugging_face_key: &'static str,
-    ) -> Result<(), LoadError> {
+    ) -> LoadResult<()> {
         let key = reader.pick(hugging_face_key, "nextn_predict_layers");
         let extra = reader.count(key)?.unwrap_or(0);
         self.naming.prediction_layers = extra;

@@ -8,7 +8,7 @@ use super::dense::ConfigDefaults;
 use super::rope::{gguf_long_rope, parameter, set_sections, yarn_magnitude};
 use super::{ConfigReader, Description, Family, sliding_families};
 use crate::model::config::{Activation, AttentionTemperature, NormNames, QkNorm, RopeScaling};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 
 /// Llama 2 and 3, and models published under their architecture (Yi, SmolLM 1 and 2, TinyLlama; Mistral and Mixtral as
 /// GGUF).
@@ -47,7 +47,7 @@ pub const QWEN2: Family =
     Family { adjust: slide_upper_layers, ..Family::new("qwen2", &["qwen2"], &["qwen2"]) };
 
 /// `use_sliding_window` turns windows on, for the layers that `layer_types` names or those from `max_window_layers` on.
-pub fn slide_upper_layers(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+pub fn slide_upper_layers(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     if reader.flag("use_sliding_window")? != Some(true) {
         return Ok(());
     }
@@ -238,7 +238,7 @@ pub const GRANITE: Family = Family {
 };
 
 /// Sets the multipliers of all Granite models.
-pub fn set_multipliers(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+pub fn set_multipliers(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     let multiplier = |key| Ok::<_, LoadError>(reader.number(key)?.unwrap_or(1.0));
     let config = &mut description.config;
     config.embedding_scale = multiplier(reader.pick("embedding_multiplier", "embedding_scale"))?;
@@ -285,7 +285,7 @@ pub const MINISTRAL3: Family = Family {
 
 /// Divides YaRN's magnitude by that for `mscale_all_dim`, which llama.cpp's converter writes as the logarithm's factor;
 /// `mscale` is 1 in all published models.
-fn set_gguf_magnitude(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn set_gguf_magnitude(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     let log_factor = match reader.is_gguf() {
         true => reader.number("rope.scaling.yarn_log_multiplier")?.filter(|factor| *factor != 0.0),
         false => None,
@@ -301,10 +301,7 @@ fn set_gguf_magnitude(description: &mut Description, reader: &ConfigReader) -> R
 }
 
 /// Returns the growth of queries: its interval is the context before YaRN.
-fn temperature(
-    description: &Description,
-    reader: &ConfigReader,
-) -> Result<Option<AttentionTemperature>, LoadError> {
+fn temperature(description: &Description, reader: &ConfigReader) -> LoadResult<Option<AttentionTemperature>> {
     const SCALE: &str = "llama_4_scaling_beta";
     let scale = match reader.is_gguf() {
         true => reader.number("attention.temperature_scale")?,
@@ -347,7 +344,7 @@ pub const APERTUS: Family = Family {
 /// GGUF's lists of each layer's parameters, in the order of [`Activation::xielu`].
 const GGUF_KEYS: [&str; 4] = ["xielu.alpha_p", "xielu.alpha_n", "xielu.beta", "xielu.eps"];
 
-fn apertus(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn apertus(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     let num_layers = description.config.layers.len();
     let keys = if reader.is_gguf() { &GGUF_KEYS[..] } else { &[] };
     let lists = keys.iter().map(|key| parameters(reader, key, num_layers));
@@ -362,7 +359,7 @@ fn apertus(description: &mut Description, reader: &ConfigReader) -> Result<(), L
 }
 
 /// Parses a parameter of each layer, from a list or one number for all.
-fn parameters(reader: &ConfigReader, key: &str, num_layers: usize) -> Result<Vec<f32>, LoadError> {
+fn parameters(reader: &ConfigReader, key: &str, num_layers: usize) -> LoadResult<Vec<f32>> {
     let list = match reader.value(key) {
         Some(Value::Array(list)) => list.iter().map(Value::as_f64).collect(),
         Some(value) => value.as_f64().map(|number| vec![number; num_layers]),

@@ -10,7 +10,7 @@ use crate::model::config::{
     Activation, ExpertWeights, ExpertsConfig, FeedForwardConfig, MlpConfig, NormNames, PartNames, QkNorm,
     RopeScaling,
 };
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 
 /// Mixtral: a Llama with experts in every layer. As GGUF it is published as `llama` with an `expert_count`.
 /// Source: transformers `MixtralConfig`; llama.cpp for what GGUF fixes: weights that sum to 1.
@@ -59,7 +59,7 @@ pub const QWEN3_MOE: Family = Family {
     ..QWEN3
 };
 
-fn qwen3_moe(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn qwen3_moe(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     slide_upper_layers(description, reader)?;
     let sum_to_one = reader.is_gguf() || reader.flag("norm_topk_prob")?.unwrap_or(false);
     let step = reader.count("decoder_sparse_step")?.unwrap_or(1);
@@ -113,7 +113,7 @@ pub const MINIMAX_M2: Family = Family {
 };
 
 /// Returns the rotated fraction of a head, of which published files give the values: `rotary_dim`.
-fn rotated_fraction(reader: &ConfigReader) -> Result<f32, LoadError> {
+fn rotated_fraction(reader: &ConfigReader) -> LoadResult<f32> {
     match (reader.count("rotary_dim")?, reader.count("head_dim")?.unwrap_or(128)) {
         (Some(rotated), head_dim) if head_dim > 0 => Ok(rotated as f32 / head_dim as f32),
         _ => Ok(1.0),
@@ -142,7 +142,7 @@ pub const GLM4_MOE: Family = Family {
 };
 
 /// Returns whether q and k are normalised. GGUF tells by its tensors.
-fn normalizes_qk(reader: &ConfigReader) -> Result<bool, LoadError> {
+fn normalizes_qk(reader: &ConfigReader) -> LoadResult<bool> {
     match reader.is_gguf() {
         true => Ok(reader.value("blk.0.attn_q_norm.weight").is_some()),
         false => Ok(reader.flag("use_qk_norm")? == Some(true)),
@@ -176,11 +176,7 @@ pub const ERNIE4_5_MOE: Family = Family {
 
 /// Parses a layer with experts. The shared ones are one network, whose width GGUF gives wrongly: it is read from the number
 /// of experts in both formats.
-fn ernie_part(
-    reader: &ConfigReader,
-    dense: MlpConfig,
-    last_layer: usize,
-) -> Result<FeedForwardConfig, LoadError> {
+fn ernie_part(reader: &ConfigReader, dense: MlpConfig, last_layer: usize) -> LoadResult<FeedForwardConfig> {
     const KEYS: ExpertKeys =
         ExpertKeys { count: "moe_num_experts", used: "moe_k", intermediate_size: "moe_intermediate_size" };
     let experts = experts(reader, &KEYS, &dense, ExpertWeights::OfUsed)?;
@@ -193,10 +189,7 @@ fn ernie_part(
 }
 
 /// Returns which layers have experts: every `interval`th one between a first and a last.
-fn ernie_layers(
-    reader: &ConfigReader,
-    num_layers: usize,
-) -> Result<impl Fn(usize) -> bool + use<>, LoadError> {
+fn ernie_layers(reader: &ConfigReader, num_layers: usize) -> LoadResult<impl Fn(usize) -> bool + use<>> {
     const LAST: &str = "moe_layer_end_index";
     let interval_key = reader.pick("moe_layer_interval", "interleave_moe_layer_step");
     let first_key = reader.pick("moe_layer_start_index", "leading_dense_block_count");
@@ -228,7 +221,7 @@ pub const GPT_OSS: Family = Family {
     ..Family::new("gpt-oss", &["gpt_oss"], &["gpt-oss"])
 };
 
-fn gpt_oss(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn gpt_oss(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     description.naming.alternating_experts = !reader.is_gguf();
     for rope in &mut description.config.ropes {
         // As in the published config; GGUF lacks the key.

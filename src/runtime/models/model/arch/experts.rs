@@ -4,7 +4,7 @@ use super::Description;
 use super::config_reader::ConfigReader;
 use super::dense::MAX_WIDTH;
 use crate::model::config::{ExpertWeights, ExpertsConfig, FeedForwardConfig, MlpConfig, PartNames};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 
 /// Limit on the number of experts, above that of any published model.
 const MAX_EXPERTS: usize = 1 << 14;
@@ -41,7 +41,7 @@ pub fn experts(
     keys: &ExpertKeys,
     dense: &MlpConfig,
     weights: ExpertWeights,
-) -> Result<ExpertsConfig, LoadError> {
+) -> LoadResult<ExpertsConfig> {
     // transformers 5 writes the number of experts under the name that all its classes share.
     let count_key = if reader.value(keys.count).is_some() { keys.count } else { "num_local_experts" };
     let count = reader.size(reader.pick(count_key, "expert_count"), MAX_EXPERTS)?;
@@ -76,13 +76,13 @@ impl ExpertWeights {
 }
 
 /// Returns the factor of the experts' weights. GGUF's 0 means no scaling.
-pub fn weight_scale(reader: &ConfigReader) -> Result<f32, LoadError> {
+pub fn weight_scale(reader: &ConfigReader) -> LoadResult<f32> {
     let scale = reader.number(reader.pick("routed_scaling_factor", "expert_weights_scale"))?;
     Ok(scale.filter(|scale| *scale != 0.0).unwrap_or(1.0))
 }
 
 /// Returns the width of a network beside the experts; `None` if there is none.
-pub fn shared_width(reader: &ConfigReader, hugging_face: &'static str) -> Result<Option<usize>, LoadError> {
+pub fn shared_width(reader: &ConfigReader, hugging_face: &'static str) -> LoadResult<Option<usize>> {
     let key = reader.pick(hugging_face, "expert_shared_feed_forward_length");
     let width = reader.count(key)?.filter(|width| *width > 0);
     width.map(|_| reader.size(key, MAX_WIDTH)).transpose()
@@ -95,7 +95,7 @@ pub fn with_shared(
     shared: usize,
     experts: ExpertsConfig,
     dense: MlpConfig,
-) -> Result<FeedForwardConfig, LoadError> {
+) -> LoadResult<FeedForwardConfig> {
     let width = shared.saturating_mul(experts.mlp.intermediate_size);
     if shared > MAX_SHARED || width > MAX_WIDTH {
         return Err(reader.error(shared_key, format!("{shared} is more than a network can hold")));
@@ -106,7 +106,7 @@ pub fn with_shared(
 
 impl Description {
     /// Replaces the dense part of every layer by Mixtral's experts.
-    pub fn replace_by_mixtral(&mut self, reader: &ConfigReader) -> Result<(), LoadError> {
+    pub fn replace_by_mixtral(&mut self, reader: &ConfigReader) -> LoadResult<()> {
         self.naming.parts = PartNames::MIXTRAL;
         self.replace_by_experts(reader, &ExpertKeys::LOCAL, ExpertWeights::OfUsed, |_| true)
     }
@@ -118,8 +118,8 @@ impl Description {
     pub fn replace_dense(
         &mut self,
         is_sparse: impl Fn(usize) -> bool,
-        part: impl Fn(MlpConfig) -> Result<FeedForwardConfig, LoadError>,
-    ) -> Result<(), LoadError> {
+        part: impl Fn(MlpConfig) -> LoadResult<FeedForwardConfig>,
+    ) -> LoadResult<()> {
         let layers = self.config.layers.iter_mut().enumerate().filter(|(index, _)| is_sparse(*index));
         for layer in layers.map(|(_, layer)| layer).chain(self.prediction.as_mut()) {
             if let Some(dense) = layer.feed_forward.dense.take() {
@@ -139,7 +139,7 @@ impl Description {
         keys: &ExpertKeys,
         weights: ExpertWeights,
         is_sparse: impl Fn(usize) -> bool,
-    ) -> Result<(), LoadError> {
+    ) -> LoadResult<()> {
         self.replace_dense(is_sparse, |dense| {
             let experts = Some(experts(reader, keys, &dense, weights)?);
             Ok(FeedForwardConfig { experts, ..FeedForwardConfig::NONE })

@@ -8,7 +8,7 @@ use super::dense::ConfigDefaults;
 use super::ssm::{MAMBA_KEYS, inner_size, ssm};
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{Activation, MixerConfig, NormNames, PartNames, SsmConfig, SsmFactors, SsmNorm};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 
 pub const FAMILY: Family = Family {
     defaults: ConfigDefaults {
@@ -35,7 +35,7 @@ pub const FAMILY: Family = Family {
     ..Family::new("falcon-h1", &["falcon_h1"], &["falcon-h1"])
 };
 
-fn adjust(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn adjust(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     let inner = inner_size(reader, Some("mamba_d_ssm"), "mamba_expand", description.config.hidden_size)?;
     let mut ssm = ssm(reader, &MAMBA_KEYS, inner)?;
     ssm.norm = norm(reader)?;
@@ -60,7 +60,7 @@ fn adjust(description: &mut Description, reader: &ConfigReader) -> Result<(), Lo
 }
 
 /// Returns the kind of norm.
-fn norm(reader: &ConfigReader) -> Result<SsmNorm, LoadError> {
+fn norm(reader: &ConfigReader) -> LoadResult<SsmNorm> {
     if reader.is_gguf() {
         return Ok(SsmNorm::IfStored);
     }
@@ -87,7 +87,7 @@ struct Multipliers {
 }
 
 impl Multipliers {
-    fn parse(reader: &ConfigReader) -> Result<Self, LoadError> {
+    fn parse(reader: &ConfigReader) -> LoadResult<Self> {
         let one = |key| Ok::<_, LoadError>(reader.number(key)?.unwrap_or(1.0));
         let this = Self {
             embedding: one("embedding_multiplier")?,
@@ -119,7 +119,7 @@ impl Multipliers {
 }
 
 /// Parses a list of `N` multipliers, all 1 if the file lacks it.
-fn list<const N: usize>(reader: &ConfigReader, key: &str) -> Result<[f32; N], LoadError> {
+fn list<const N: usize>(reader: &ConfigReader, key: &str) -> LoadResult<[f32; N]> {
     let Some(value) = reader.value(key) else { return Ok([1.0; N]) };
     let numbers = value.as_array().map(|list| list.iter().filter_map(Value::as_f64).map(|x| x as f32));
     let numbers: Option<Vec<f32>> = numbers.map(Iterator::collect);

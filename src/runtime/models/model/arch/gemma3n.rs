@@ -10,7 +10,7 @@ use super::rope::local_rope;
 use super::sliding_families::GEMMA_DEFAULTS;
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{Activation, AltUpConfig, NormNames, PerLayerInputs, QkNorm};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 
 pub const FAMILY: Family = Family {
     defaults: ConfigDefaults {
@@ -36,7 +36,7 @@ const MAX_STREAMS: usize = 64;
 const SPARSE_LAYERS: usize = 10;
 const SPARSITY: f64 = 0.95;
 
-fn adjust(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn adjust(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     let num_layers = description.config.layers.len();
     let slides = reader.sliding_pattern(num_layers, PATTERN)?;
     let local = local_rope(reader, &description.config.ropes[0], 10_000.0)?;
@@ -68,7 +68,7 @@ fn adjust(description: &mut Description, reader: &ConfigReader) -> Result<(), Lo
 }
 
 /// Sets each layer's feed-forward width, which a file may list.
-fn set_widths(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn set_widths(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     let key = reader.pick("intermediate_size", "feed_forward_length");
     let num_layers = description.config.layers.len();
     let Some(widths) = reader.counts(key, num_layers)? else { return Ok(()) };
@@ -82,7 +82,7 @@ fn set_widths(description: &mut Description, reader: &ConfigReader) -> Result<()
     Ok(())
 }
 
-fn altup(reader: &ConfigReader, num_layers: usize) -> Result<AltUpConfig, LoadError> {
+fn altup(reader: &ConfigReader, num_layers: usize) -> LoadResult<AltUpConfig> {
     let count_key = reader.pick("altup_num_inputs", "altup.num_inputs");
     let num_streams = reader.count(count_key)?.unwrap_or(4);
     if !(2..=MAX_STREAMS).contains(&num_streams) {
@@ -103,7 +103,7 @@ fn altup(reader: &ConfigReader, num_layers: usize) -> Result<AltUpConfig, LoadEr
 
 /// Returns for each layer the number of standard deviations above the mean at which gates are cut off; `None` for layers that
 /// keep all gates. Hugging Face has the part of the gates that is cut off, GGUF the number itself.
-fn gate_cutoffs(reader: &ConfigReader, num_layers: usize) -> Result<Vec<Option<f32>>, LoadError> {
+fn gate_cutoffs(reader: &ConfigReader, num_layers: usize) -> LoadResult<Vec<Option<f32>>> {
     let key = reader.pick("activation_sparsity_pattern", "activation_sparsity_scale");
     let cutoff = |part: f64| (part > 0.0).then(|| normal_quantile(part) as f32);
     match reader.value(key) {

@@ -13,7 +13,7 @@ use crate::model::config::{
     Activation, AttentionConfig, ExpertWeights, KvSource, NormNames, PartNames, PerLayerInputs, QkNorm,
     RopeConfig, RopeScaling, TwoWay,
 };
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 
 pub const FAMILY: Family = Family {
     defaults: ConfigDefaults { vocab_size: Some(262_144), experts: true, ..GEMMA_DEFAULTS },
@@ -47,7 +47,7 @@ const GLOBAL: usize = 0;
 const LOCAL: usize = 1;
 
 /// Parses what the models and their assistants share. Returns which layers are local, too.
-pub fn layers(family: &Family, reader: &ConfigReader) -> Result<(Description, Vec<bool>), LoadError> {
+pub fn layers(family: &Family, reader: &ConfigReader) -> LoadResult<(Description, Vec<bool>)> {
     let mut description = family.dense(family.defaults, reader)?;
     if reader.string("use_bidirectional_attention")?.as_deref() == Some("all") {
         return Err(reader.error("use_bidirectional_attention", "attention to later tokens is not supported"));
@@ -68,7 +68,7 @@ pub fn layers(family: &Family, reader: &ConfigReader) -> Result<(Description, Ve
 }
 
 /// Sets heads and rotary tables of local and global layers, which differ in number and width.
-fn set_heads(description: &mut Description, reader: &ConfigReader, slides: &[bool]) -> Result<(), LoadError> {
+fn set_heads(description: &mut Description, reader: &ConfigReader, slides: &[bool]) -> LoadResult<()> {
     let config = &mut description.config;
     let first = config.attentions().next().map_or((0, 0), |first| (first.head_dim, first.num_kv_heads));
     let [local_dim, global_dim] = head_dims(reader, slides, first.0)?;
@@ -101,7 +101,7 @@ fn set_heads(description: &mut Description, reader: &ConfigReader, slides: &[boo
 }
 
 /// Returns the head sizes of local and of global layers; `read` is the one that both formats name.
-fn head_dims(reader: &ConfigReader, slides: &[bool], read: usize) -> Result<[usize; 2], LoadError> {
+fn head_dims(reader: &ConfigReader, slides: &[bool], read: usize) -> LoadResult<[usize; 2]> {
     let first_global = slides.iter().position(|is_local| !is_local).unwrap_or(0);
     let (key, dim) = match reader.is_gguf() {
         true => ("attention.key_length_swa", reader.count("attention.key_length_swa")?),
@@ -122,7 +122,7 @@ fn kv_heads(
     slides: &[bool],
     of_all: usize,
     reuses_keys: bool,
-) -> Result<Vec<usize>, LoadError> {
+) -> LoadResult<Vec<usize>> {
     let num_heads = reader.count(reader.pick("num_attention_heads", "attention.head_count"))?.unwrap_or(8);
     let key = reader.pick("num_global_key_value_heads", "attention.head_count_kv");
     let counts = if reader.is_gguf() {
@@ -146,7 +146,7 @@ pub fn share_rows(
     reader: &ConfigReader,
     slides: &[bool],
     default: usize,
-) -> Result<usize, LoadError> {
+) -> LoadResult<usize> {
     let key = reader.pick("num_kv_shared_layers", "attention.shared_kv_layers");
     let num_layers = slides.len();
     let shared = reader.count(key)?.unwrap_or(default);
@@ -166,11 +166,7 @@ pub fn share_rows(
 }
 
 /// Sets each layer's feed-forward width: those of layers from `first_shared` on may be twice as wide.
-fn set_widths(
-    description: &mut Description,
-    reader: &ConfigReader,
-    first_shared: usize,
-) -> Result<(), LoadError> {
+fn set_widths(description: &mut Description, reader: &ConfigReader, first_shared: usize) -> LoadResult<()> {
     let num_layers = description.config.layers.len();
     let is_wide = reader.flag("use_double_wide_mlp")? == Some(true);
     let listed = reader.is_gguf().then(|| reader.counts("feed_forward_length", num_layers)).transpose()?;
@@ -188,7 +184,7 @@ fn set_widths(
     Ok(())
 }
 
-fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn set_experts(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     const KEYS: ExpertKeys = ExpertKeys { used: "top_k_experts", ..ExpertKeys::QWEN };
     let has_experts = match reader.is_gguf() {
         true => reader.count("expert_count")?.is_some_and(|count| count > 0),
@@ -205,7 +201,7 @@ fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(
 }
 
 /// Returns the layers in which images are two-way. GGUF does not say: they are in all models but those with per-layer inputs.
-fn two_way(description: &Description, reader: &ConfigReader) -> Result<TwoWay, LoadError> {
+fn two_way(description: &Description, reader: &ConfigReader) -> LoadResult<TwoWay> {
     if [UNIFIED, UNIFIED_TEXT].contains(&reader.architecture()?.as_str()) {
         return Ok(TwoWay::Whole);
     }
@@ -216,7 +212,7 @@ fn two_way(description: &Description, reader: &ConfigReader) -> Result<TwoWay, L
     Ok(if is_sliding { TwoWay::Sliding } else { TwoWay::Never })
 }
 
-fn set_per_layer_inputs(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn set_per_layer_inputs(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     let size = per_layer_size(reader)?;
     let rows = reader.count("vocab_size_per_layer_input")?.unwrap_or(description.config.vocab_size);
     if size > 0 && !reader.is_gguf() && rows != description.config.vocab_size {
@@ -233,7 +229,7 @@ fn set_per_layer_inputs(description: &mut Description, reader: &ConfigReader) ->
 }
 
 /// Returns the number of values per layer of the per-layer inputs; 0 if the model has none.
-pub fn per_layer_size(reader: &ConfigReader) -> Result<usize, LoadError> {
+pub fn per_layer_size(reader: &ConfigReader) -> LoadResult<usize> {
     let key = reader.pick("hidden_size_per_layer_input", "embedding_length_per_layer_input");
     let is_unified = [UNIFIED, UNIFIED_TEXT].contains(&reader.architecture()?.as_str());
     // The class of the others has per-layer inputs by default.

@@ -6,7 +6,7 @@ use super::dense::MAX_WIDTH;
 use super::gemma4;
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{AttentionConfig, DecoderConfig, KvSource};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 
 /// Its name in GGUF, and in llmctl.
 const NAME: &str = "gemma4-assistant";
@@ -31,8 +31,8 @@ pub struct ParsedAssistant {
 }
 
 /// # Errors
-/// [`LoadError::Malformed`] naming a key that is missing or has a value out of range.
-pub fn parse_assistant(reader: &ConfigReader) -> Result<ParsedAssistant, LoadError> {
+/// `LoadError::Malformed` naming a key that is missing or has a value out of range.
+pub fn parse_assistant(reader: &ConfigReader) -> LoadResult<ParsedAssistant> {
     let (mut description, slides) = gemma4::layers(&Family { name: NAME, ..gemma4::FAMILY }, reader)?;
     if gemma4::per_layer_size(reader)? > 0 {
         return Err(reader.error("hidden_size_per_layer_input", "an assistant has no per-layer inputs"));

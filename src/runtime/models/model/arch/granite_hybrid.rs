@@ -10,7 +10,7 @@ use super::experts::{ExpertKeys, experts, shared_width};
 use super::ssm::{MAMBA_KEYS, inner_size, ssm};
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{ExpertWeights, FeedForwardConfig, MixerConfig, MlpConfig, PartNames};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 
 pub const FAMILY: Family = Family {
     name: "granite-hybrid",
@@ -66,7 +66,7 @@ const PARTS: PartNames = PartNames {
 };
 
 /// Sets experts, if there are some, and the width of the part that every token passes.
-fn set_feed_forward(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn set_feed_forward(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     let has_experts =
         reader.count(reader.pick(ExpertKeys::LOCAL.count, "expert_count"))?.is_some_and(|count| count > 0);
     let shared = shared_width(reader, "shared_intermediate_size")?;
@@ -90,7 +90,7 @@ fn set_feed_forward(description: &mut Description, reader: &ConfigReader) -> Res
 }
 
 /// Returns whether attention rotates queries and keys.
-fn has_positions(reader: &ConfigReader) -> Result<bool, LoadError> {
+fn has_positions(reader: &ConfigReader) -> LoadResult<bool> {
     match reader.is_gguf() {
         true => Ok(reader.flag("rope.scaling.finetuned")?.unwrap_or(false)),
         false => Ok(reader.string("position_embedding_type")?.as_deref() == Some("rope")),
@@ -98,7 +98,7 @@ fn has_positions(reader: &ConfigReader) -> Result<bool, LoadError> {
 }
 
 /// Returns which layers are recurrent: all unless listed; in GGUF these have no heads for keys and values.
-fn recurrent_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+fn recurrent_layers(reader: &ConfigReader, num_layers: usize) -> LoadResult<Vec<bool>> {
     if reader.is_gguf() {
         return reader.layers_without_heads(num_layers);
     }

@@ -5,7 +5,7 @@ use super::dense::ConfigDefaults;
 use super::experts::{ExpertKeys, weight_scale};
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{ExpertWeights, MixerConfig, NormNames, PartNames, QkNorm, ShortConvConfig};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 
 pub const FAMILY: Family = Family {
     defaults: DEFAULTS,
@@ -63,7 +63,7 @@ pub const MOE_FAMILY: Family = Family {
     ..FAMILY
 };
 
-fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn set_experts(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     set_convolutions(description, reader)?;
     let num_dense = reader.count(reader.pick("num_dense_layers", "leading_dense_block_count"))?;
     let num_dense = num_dense.unwrap_or(if reader.is_gguf() { 0 } else { 2 });
@@ -79,7 +79,7 @@ fn set_experts(description: &mut Description, reader: &ConfigReader) -> Result<(
 }
 
 /// Replaces the attention of some layers by convolutions.
-fn set_convolutions(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn set_convolutions(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     if !reader.is_gguf() {
         hugging_face(description, reader)?;
     }
@@ -93,7 +93,7 @@ fn set_convolutions(description: &mut Description, reader: &ConfigReader) -> Res
 }
 
 /// Sets the values that only config.json has.
-fn hugging_face(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn hugging_face(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     if reader.flag("conv_bias")? == Some(true) {
         return Err(reader.error("conv_bias", "biases of convolutions are not supported"));
     }
@@ -107,7 +107,7 @@ fn hugging_face(description: &mut Description, reader: &ConfigReader) -> Result<
 }
 
 /// Returns two thirds of the file's width, times a factor, rounded up.
-fn adjusted_width(reader: &ConfigReader) -> Result<usize, LoadError> {
+fn adjusted_width(reader: &ConfigReader) -> LoadResult<usize> {
     let key = if reader.value("block_ff_dim").is_some() { "block_ff_dim" } else { "intermediate_size" };
     let width = reader.size(key, 1 << 30)?;
     if reader.flag("block_auto_adjust_ff_dim")? == Some(false) {
@@ -123,7 +123,7 @@ fn adjusted_width(reader: &ConfigReader) -> Result<usize, LoadError> {
 }
 
 /// Returns which layers are convolutions. In GGUF these have no heads for keys and values.
-fn convolutions(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+fn convolutions(reader: &ConfigReader, num_layers: usize) -> LoadResult<Vec<bool>> {
     if reader.is_gguf() {
         return reader.layers_without_heads(num_layers);
     }

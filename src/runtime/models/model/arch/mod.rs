@@ -30,7 +30,7 @@ pub use gemma4_assistant::{is_assistant, parse_assistant};
 
 use super::config::{DecoderConfig, LayerConfig, Naming, NormNames, PartNames, QkNorm};
 use dense::{ConfigDefaults, dense};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 
 /// The model described by a file: its shape, and the names of its tensors.
 #[derive(Debug, Clone, PartialEq)]
@@ -56,8 +56,8 @@ pub struct Family {
     /// True if rotary pairs of q and k lie side by side, in config.json's form and in GGUF's.
     interleaved_qk: [bool; 2],
     /// Sets the rest.
-    adjust: fn(&mut Description, &ConfigReader) -> Result<(), LoadError>,
-    parse: fn(&Family, &ConfigReader) -> Result<Description, LoadError>,
+    adjust: fn(&mut Description, &ConfigReader) -> LoadResult<()>,
+    parse: fn(&Family, &ConfigReader) -> LoadResult<Description>,
 }
 
 /// Every family that runs natively.
@@ -112,8 +112,8 @@ pub const FAMILIES: &[Family] = &[
 /// Parses the configuration with the model's native family; `None` if it has none.
 ///
 /// # Errors
-/// [`LoadError::Malformed`] naming a key that is missing or has a value out of range.
-pub fn parse_config(reader: &ConfigReader) -> Result<Option<Description>, LoadError> {
+/// `LoadError::Malformed` naming a key that is missing or has a value out of range.
+pub fn parse_config(reader: &ConfigReader) -> LoadResult<Option<Description>> {
     let (name, format) = (reader.architecture()?, reader.format());
     let family = FAMILIES.iter().find(|family| family.names(format).contains(&name.as_str()));
     family.map(|family| (family.parse)(family, reader)).transpose()
@@ -141,7 +141,7 @@ impl Family {
     }
 
     /// Parses a Llama with the family's differences.
-    fn dense(&self, defaults: ConfigDefaults, reader: &ConfigReader) -> Result<Description, LoadError> {
+    fn dense(&self, defaults: ConfigDefaults, reader: &ConfigReader) -> LoadResult<Description> {
         let mut description = dense(self.name, reader, defaults)?;
         let naming = &mut description.naming;
         (naming.norms, naming.parts) = (self.norms, self.parts);
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn description(config: serde_json::Value) -> Result<Description, LoadError> {
+    fn description(config: serde_json::Value) -> LoadResult<Description> {
         let description = parse_config(&ConfigReader::hugging_face("config.json".into(), config))?;
         Ok(description.expect("a native family"))
     }

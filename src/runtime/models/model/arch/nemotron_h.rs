@@ -10,7 +10,7 @@ use super::experts::shared_width;
 use super::ssm::{SsmKeys, ssm};
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{Activation, FeedForwardConfig, MixerConfig, MlpConfig, NormNames, PartNames};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 
 pub const FAMILY: Family = Family {
     defaults: ConfigDefaults { norm_eps: 1e-5, tied: Some(false), experts: true, ..ConfigDefaults::CLASS },
@@ -66,7 +66,7 @@ enum BlockKind {
     Experts,
 }
 
-fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
+fn parse_config(reader: &ConfigReader) -> LoadResult<Description> {
     let kinds = if reader.is_gguf() { gguf_kinds(reader)? } else { hugging_face_kinds(reader)? };
     // Older files have a head's size under another key.
     let head_dim = reader.count("attention_head_dim")?.or(Some(128));
@@ -107,7 +107,7 @@ fn parse_config(reader: &ConfigReader) -> Result<Description, LoadError> {
 }
 
 /// Parses a layer of experts of the given kind of network, beside one for every token.
-fn experts(reader: &ConfigReader, mlp: MlpConfig) -> Result<FeedForwardConfig, LoadError> {
+fn experts(reader: &ConfigReader, mlp: MlpConfig) -> LoadResult<FeedForwardConfig> {
     const LATENT: &str = "moe_latent_size";
     if reader.count(LATENT)?.is_some_and(|size| size > 0) {
         return Err(
@@ -119,7 +119,7 @@ fn experts(reader: &ConfigReader, mlp: MlpConfig) -> Result<FeedForwardConfig, L
     Ok(FeedForwardConfig { dense, ..deepseek::feed_forward(reader, mlp, 0)? })
 }
 
-fn inner(reader: &ConfigReader) -> Result<usize, LoadError> {
+fn inner(reader: &ConfigReader) -> LoadResult<usize> {
     match reader.is_gguf() {
         true => reader.size("ssm.inner_size", MAX_WIDTH),
         false => Ok(reader.size(KEYS.heads, MAX_WIDTH)? * reader.size("mamba_head_dim", MAX_WIDTH)?),
@@ -127,7 +127,7 @@ fn inner(reader: &ConfigReader) -> Result<usize, LoadError> {
 }
 
 /// Parses the activation of a network of two matrices.
-fn activation(reader: &ConfigReader) -> Result<Activation, LoadError> {
+fn activation(reader: &ConfigReader) -> LoadResult<Activation> {
     const KEY: &str = "mlp_hidden_act";
     match reader.string(KEY)?.as_deref() {
         None | Some("relu2") => Ok(Activation::SquaredRelu),
@@ -136,7 +136,7 @@ fn activation(reader: &ConfigReader) -> Result<Activation, LoadError> {
 }
 
 /// Parses the kinds of layers from a list or, in older files, a text with a letter for each layer.
-fn hugging_face_kinds(reader: &ConfigReader) -> Result<Vec<BlockKind>, LoadError> {
+fn hugging_face_kinds(reader: &ConfigReader) -> LoadResult<Vec<BlockKind>> {
     const LIST: &str = "layers_block_type";
     const PATTERN: &str = "hybrid_override_pattern";
     let kind = |key, name: &str| match name {
@@ -156,7 +156,7 @@ fn hugging_face_kinds(reader: &ConfigReader) -> Result<Vec<BlockKind>, LoadError
 
 /// Derives the kinds of layers: attention has heads for keys and values, a network has a width, a mixer neither. Files with
 /// experts have no other networks.
-fn gguf_kinds(reader: &ConfigReader) -> Result<Vec<BlockKind>, LoadError> {
+fn gguf_kinds(reader: &ConfigReader) -> LoadResult<Vec<BlockKind>> {
     let num_layers = reader.size("block_count", MAX_LAYERS)?;
     let list = |key| Ok::<_, LoadError>(reader.counts(key, num_layers)?.unwrap_or(vec![0; num_layers]));
     let network = match reader.architecture()?.as_str() {

@@ -12,7 +12,7 @@ use crate::model::config::{
     DeltaNetConfig, DeltaShape, ExpertWeights, FeedForwardConfig, MixerConfig, MlpConfig, NormNames,
     PartNames, QkNorm,
 };
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 
 pub const FAMILY: Family = Family {
     defaults: ConfigDefaults {
@@ -67,7 +67,7 @@ pub const NEXT_FAMILY: Family = Family {
 };
 
 /// Refuses layers without experts, which the class allows but no published model has.
-fn refuse_dense_layers(reader: &ConfigReader) -> Result<(), LoadError> {
+fn refuse_dense_layers(reader: &ConfigReader) -> LoadResult<()> {
     const DENSE: &str = "mlp_only_layers";
     const STEP: &str = "decoder_sparse_step";
     if reader.value(DENSE).is_some_and(|layers| layers.as_array().is_none_or(|layers| !layers.is_empty())) {
@@ -94,11 +94,7 @@ fn in_format(defaults: ConfigDefaults, reader: &ConfigReader) -> ConfigDefaults 
 }
 
 /// Parses a model with experts in every layer.
-fn with_experts(
-    family: &Family,
-    reader: &ConfigReader,
-    weights: ExpertWeights,
-) -> Result<Description, LoadError> {
+fn with_experts(family: &Family, reader: &ConfigReader, weights: ExpertWeights) -> LoadResult<Description> {
     let shared = shared_size(reader)?;
     let defaults = ConfigDefaults { intermediate_size: Some(shared), ..family.defaults };
     let mut description = family.dense(in_format(defaults, reader), reader)?;
@@ -116,7 +112,7 @@ fn with_experts(
 }
 
 /// Returns the width of the shared expert, which takes the place of a dense part: the class has none.
-fn shared_size(reader: &ConfigReader) -> Result<usize, LoadError> {
+fn shared_size(reader: &ConfigReader) -> LoadResult<usize> {
     const SCALE: &str = "expert_weights_scale";
     if reader.is_gguf() && reader.number(SCALE)?.is_some_and(|scale| scale != 0.0 && scale != 1.0) {
         return Err(reader.error(SCALE, "scaled weights of experts are not supported"));
@@ -128,7 +124,7 @@ fn shared_size(reader: &ConfigReader) -> Result<usize, LoadError> {
     }
 }
 
-fn adjust(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn adjust(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     if reader.is_gguf() {
         // The converter has added 1 to the weights of norms.
         description.naming.norms = NormNames::POST_ATTENTION;
@@ -153,7 +149,7 @@ fn adjust(description: &mut Description, reader: &ConfigReader) -> Result<(), Lo
 }
 
 /// Returns which layers are recurrent: as listed, or all except every fourth by default.
-fn recurrent_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+fn recurrent_layers(reader: &ConfigReader, num_layers: usize) -> LoadResult<Vec<bool>> {
     if let Some(listed) = listed_layers(reader, num_layers)? {
         return Ok(listed);
     }
@@ -161,7 +157,7 @@ fn recurrent_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool
     Ok((1..=num_layers).map(|number| !number.is_multiple_of(period)).collect())
 }
 
-fn listed_layers(reader: &ConfigReader, num_layers: usize) -> Result<Option<Vec<bool>>, LoadError> {
+fn listed_layers(reader: &ConfigReader, num_layers: usize) -> LoadResult<Option<Vec<bool>>> {
     if !reader.is_gguf() {
         return reader.layers_of_kind(num_layers, "linear_attention");
     }
@@ -179,7 +175,7 @@ fn listed_layers(reader: &ConfigReader, num_layers: usize) -> Result<Option<Vec<
     }
 }
 
-fn delta_net(reader: &ConfigReader) -> Result<DeltaNetConfig, LoadError> {
+fn delta_net(reader: &ConfigReader) -> LoadResult<DeltaNetConfig> {
     let shape = if reader.is_gguf() { gguf_shape(reader)? } else { hugging_face_shape(reader)? };
     if !shape.value_heads.is_multiple_of(shape.key_heads) {
         let key = reader.pick("linear_num_key_heads", "ssm.group_count");
@@ -194,7 +190,7 @@ fn delta_net(reader: &ConfigReader) -> Result<DeltaNetConfig, LoadError> {
 /// Limit on the heads, and on the values of a head.
 const MAX_SIZE: usize = MAX_WIDTH >> 6;
 
-fn hugging_face_shape(reader: &ConfigReader) -> Result<DeltaShape, LoadError> {
+fn hugging_face_shape(reader: &ConfigReader) -> LoadResult<DeltaShape> {
     let size = |key, default| reader.size_or(key, default, MAX_SIZE);
     Ok(DeltaShape {
         key_heads: size("linear_num_key_heads", 16)?,
@@ -207,7 +203,7 @@ fn hugging_face_shape(reader: &ConfigReader) -> Result<DeltaShape, LoadError> {
 
 /// Reads the shape under the keys of state space models: groups are key heads, the rank of time steps is the number
 /// of value heads.
-fn gguf_shape(reader: &ConfigReader) -> Result<DeltaShape, LoadError> {
+fn gguf_shape(reader: &ConfigReader) -> LoadResult<DeltaShape> {
     const INNER: &str = "ssm.inner_size";
     let value_heads = reader.size("ssm.time_step_rank", MAX_SIZE)?;
     let inner = reader.size(INNER, MAX_WIDTH)?;

@@ -5,15 +5,10 @@ use serde_json::Value;
 use super::config_reader::ConfigReader;
 use crate::model::config::{RopeConfig, RopeScaling, RopeSections};
 use crate::model::rope::ln;
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 
 /// Reads the rotary table for layers of `kind` ("full_attention" if a family has one kind only).
-pub fn rope(
-    reader: &ConfigReader,
-    kind: &str,
-    dim: usize,
-    default_theta: f32,
-) -> Result<RopeConfig, LoadError> {
+pub fn rope(reader: &ConfigReader, kind: &str, dim: usize, default_theta: f32) -> LoadResult<RopeConfig> {
     let rope = match reader.is_gguf() {
         true => gguf(reader, dim, default_theta)?,
         false => hugging_face(reader, kind, dim, default_theta)?,
@@ -24,11 +19,7 @@ pub fn rope(
 }
 
 /// Reads the rotary table of local layers, which only the form of transformers 5 can scale.
-pub fn local_rope(
-    reader: &ConfigReader,
-    global: &RopeConfig,
-    default_theta: f32,
-) -> Result<RopeConfig, LoadError> {
+pub fn local_rope(reader: &ConfigReader, global: &RopeConfig, default_theta: f32) -> LoadResult<RopeConfig> {
     if !reader.is_gguf() && reader.value("rope_parameters").is_some() {
         return rope(reader, "sliding_attention", global.dim, default_theta);
     }
@@ -43,7 +34,7 @@ pub fn set_sections(
     reader: &ConfigReader,
     default: [usize; 3],
     interleaved: bool,
-) -> Result<(), LoadError> {
+) -> LoadResult<()> {
     let (key, listed) = match reader.is_gguf() {
         true => ("rope.dimension_sections", reader.value("rope.dimension_sections")),
         false => {
@@ -111,12 +102,7 @@ pub fn partial_factor(reader: &ConfigReader, kind: &str) -> Option<Value> {
 
 /// Reads config.json. transformers 5 keeps theta and scaling together in `rope_parameters`, per kind of layer if they
 /// differ; before, they were `rope_theta` and `rope_scaling`.
-fn hugging_face(
-    reader: &ConfigReader,
-    kind: &str,
-    dim: usize,
-    default_theta: f32,
-) -> Result<RopeConfig, LoadError> {
+fn hugging_face(reader: &ConfigReader, kind: &str, dim: usize, default_theta: f32) -> LoadResult<RopeConfig> {
     let (key, map) = parameters(reader, kind)?.unwrap_or(("rope_scaling", Value::Null));
     let parameters = Parameters { reader, key, map };
     let theta = match parameters.number("rope_theta")? {
@@ -130,7 +116,7 @@ fn hugging_face(
 }
 
 /// Returns the object of rotary parameters for layers of `kind`, and its key; `None` if the file has none.
-fn parameters(reader: &ConfigReader, kind: &str) -> Result<Option<(&'static str, Value)>, LoadError> {
+fn parameters(reader: &ConfigReader, kind: &str) -> LoadResult<Option<(&'static str, Value)>> {
     let parameters = reader.value("rope_parameters").map(|all| all.get(kind).cloned().unwrap_or(all));
     let found = match parameters {
         Some(parameters) => Some(("rope_parameters", parameters)),
@@ -145,7 +131,7 @@ fn parameters(reader: &ConfigReader, kind: &str) -> Result<Option<(&'static str,
 }
 
 /// Returns a number among config.json's rotary parameters; `None` if the file lacks it.
-pub fn parameter(reader: &ConfigReader, name: &str) -> Result<Option<f32>, LoadError> {
+pub fn parameter(reader: &ConfigReader, name: &str) -> LoadResult<Option<f32>> {
     let Some((key, map)) = parameters(reader, "full_attention")? else { return Ok(None) };
     Parameters { reader, key, map }.number(name)
 }
@@ -166,18 +152,18 @@ impl Parameters<'_> {
         self.reader.error(self.key, message)
     }
 
-    fn number(&self, key: &str) -> Result<Option<f32>, LoadError> {
+    fn number(&self, key: &str) -> LoadResult<Option<f32>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let number = value.as_f64().filter(|number| number.is_finite());
         number.map(|number| Some(number as f32)).ok_or_else(|| self.error(format!("{key} is not a number")))
     }
 
-    fn required(&self, key: &str) -> Result<f32, LoadError> {
+    fn required(&self, key: &str) -> LoadResult<f32> {
         self.number(key)?.ok_or_else(|| self.error(format!("{key} is missing")))
     }
 
     /// Returns the context of the first training: from this object, from the top level, or the whole context.
-    fn original_context(&self) -> Result<usize, LoadError> {
+    fn original_context(&self) -> LoadResult<usize> {
         const KEY: &str = "original_max_position_embeddings";
         if let Some(here) = self.number(KEY)? {
             return Ok(here as usize);
@@ -188,13 +174,13 @@ impl Parameters<'_> {
         }
     }
 
-    fn divisors(&self, key: &str) -> Result<Vec<f32>, LoadError> {
+    fn divisors(&self, key: &str) -> LoadResult<Vec<f32>> {
         let list = self.get(key).and_then(Value::as_array);
         let numbers = list.and_then(|list| list.iter().map(|x| x.as_f64().map(|x| x as f32)).collect());
         numbers.ok_or_else(|| self.error(format!("{key} is not a list of numbers")))
     }
 
-    fn scaling(&self, dim: usize) -> Result<RopeScaling, LoadError> {
+    fn scaling(&self, dim: usize) -> LoadResult<RopeScaling> {
         match self.name().unwrap_or("default") {
             "default" | "mrope" => Ok(RopeScaling::None),
             "linear" => Ok(RopeScaling::Linear { factor: self.required("factor")? }),
@@ -212,7 +198,7 @@ impl Parameters<'_> {
     }
 
     /// Returns the factor of the context that Hunyuan's form of "dynamic" fixes.
-    fn alpha(&self) -> Result<Option<f32>, LoadError> {
+    fn alpha(&self) -> LoadResult<Option<f32>> {
         let is_dynamic = self.name() == Some("dynamic");
         Ok(self.number("alpha")?.filter(|alpha| is_dynamic && *alpha > 0.0))
     }
@@ -221,7 +207,7 @@ impl Parameters<'_> {
         self.get("rope_type").or_else(|| self.get("type")).and_then(Value::as_str)
     }
 
-    fn yarn(&self) -> Result<RopeScaling, LoadError> {
+    fn yarn(&self) -> LoadResult<RopeScaling> {
         let factor = self.required("factor")?;
         let [mscale, all_dim] = [self.number("mscale")?, self.number("mscale_all_dim")?];
         // 0 counts as absent, as in transformers.
@@ -243,7 +229,7 @@ impl Parameters<'_> {
 
     /// Returns divisors that rotate the first pairs only, with the frequencies of whole heads (Gemma 4; transformers
     /// `_compute_proportional_rope_parameters`).
-    fn proportional(&self, dim: usize) -> Result<RopeScaling, LoadError> {
+    fn proportional(&self, dim: usize) -> LoadResult<RopeScaling> {
         let part = self.number("partial_rotary_factor")?.unwrap_or(1.0);
         let factor = self.number("factor")?.unwrap_or(1.0);
         let turning = (f64::from(part) * dim as f64 / 2.0) as usize;
@@ -251,7 +237,7 @@ impl Parameters<'_> {
         Ok(RopeScaling::Divisors((0..dim / 2).map(divisor).collect()))
     }
 
-    fn long_rope(&self) -> Result<RopeScaling, LoadError> {
+    fn long_rope(&self) -> LoadResult<RopeScaling> {
         let original_context = self.original_context()?;
         let context = self.reader.size("max_position_embeddings", usize::MAX)?;
         let factor = match self.number("factor")? {
@@ -285,7 +271,7 @@ pub fn yarn_magnitude(factor: f32, mscale: f32) -> f32 {
 
 /// Returns the factor by which YaRN multiplies the scores of latent attention: the square of its magnitude for all
 /// dimensions, or 1 if the file names none (transformers `yarn_apply_mscale`).
-pub fn yarn_score_factor(reader: &ConfigReader) -> Result<f32, LoadError> {
+pub fn yarn_score_factor(reader: &ConfigReader) -> LoadResult<f32> {
     let (factor, mscale) = match reader.is_gguf() {
         // llama.cpp's converter writes a tenth.
         true => (
@@ -304,7 +290,7 @@ fn long_rope_magnitude(factor: f32, original_context: usize) -> f32 {
 }
 
 /// Reads GGUF's settings; divisors stored as tensors are added when those are read.
-fn gguf(reader: &ConfigReader, dim: usize, default_theta: f32) -> Result<RopeConfig, LoadError> {
+fn gguf(reader: &ConfigReader, dim: usize, default_theta: f32) -> LoadResult<RopeConfig> {
     let theta = reader.number("rope.freq_base")?.unwrap_or(default_theta);
     let factor = reader.number("rope.scaling.factor")?.or(reader.number("rope.scale_linear")?);
     let original = reader.count("rope.scaling.original_context_length")?;
@@ -335,7 +321,7 @@ fn gguf(reader: &ConfigReader, dim: usize, default_theta: f32) -> Result<RopeCon
 }
 
 /// Reads GGUF's LongRoPE: numbers here; the divisors are tensors, filled in when those are read.
-pub fn gguf_long_rope(reader: &ConfigReader) -> Result<Option<RopeScaling>, LoadError> {
+pub fn gguf_long_rope(reader: &ConfigReader) -> LoadResult<Option<RopeScaling>> {
     let Some(original_context) = reader.count("rope.scaling.original_context_length")? else {
         return Ok(None);
     };

@@ -6,7 +6,7 @@ use super::dense::ConfigDefaults;
 use super::rope::local_rope;
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{Activation, AttentionConfig, NormNames, QkNorm, TwoWay};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 
 /// Interval of the layers that see the whole context, or have no positions, in several families.
 const EVERY_FOURTH: usize = 4;
@@ -35,7 +35,7 @@ pub const SMOLLM3: Family = Family {
 
 /// Applies `use_sliding_window`, which turns windows on for the layers in `layer_types`, or else for those without
 /// positions.
-fn slide_smollm3(description: &mut Description, reader: &ConfigReader) -> Result<(), LoadError> {
+fn slide_smollm3(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     if reader.flag("use_sliding_window")? != Some(true) {
         return Ok(());
     }
@@ -49,7 +49,7 @@ fn slide_smollm3(description: &mut Description, reader: &ConfigReader) -> Result
 }
 
 /// Reads `no_rope_layers`: despite its name, 1 for layers that have rotary positions.
-fn rope_layers(reader: &ConfigReader, num_layers: usize) -> Result<Option<Vec<bool>>, LoadError> {
+fn rope_layers(reader: &ConfigReader, num_layers: usize) -> LoadResult<Option<Vec<bool>>> {
     const KEY: &str = "no_rope_layers";
     let Some(value) = reader.value(KEY) else { return Ok(None) };
     let list = value.as_array().filter(|list| list.len() == num_layers);
@@ -79,7 +79,7 @@ pub const EXAONE4: Family = Family {
 };
 
 /// Returns which layers have a window: as listed, or by a pattern such as "LLLG" or 4.
-fn exaone4_layers(reader: &ConfigReader, num_layers: usize) -> Result<Vec<bool>, LoadError> {
+fn exaone4_layers(reader: &ConfigReader, num_layers: usize) -> LoadResult<Vec<bool>> {
     const KEY: &str = "sliding_window_pattern";
     if reader.is_gguf() || reader.value("layer_types").is_some() {
         return reader.sliding_pattern(num_layers, EVERY_FOURTH);
@@ -111,7 +111,7 @@ fn set_local(
     reader: &ConfigReader,
     theta: f32,
     is_local: impl Fn(usize) -> bool,
-) -> Result<(), LoadError> {
+) -> LoadResult<()> {
     let local = local_rope(reader, &description.config.ropes[0], theta)?;
     description.config.ropes.push(local);
     description.slide(Some(reader.window()?.unwrap_or(4096)), &is_local);
@@ -169,11 +169,7 @@ fn default_caps(description: &mut Description, reader: &ConfigReader) {
 }
 
 /// Sets embedding scale, query scale and caps.
-fn scale_gemma(
-    description: &mut Description,
-    reader: &ConfigReader,
-    layers_27b: usize,
-) -> Result<(), LoadError> {
+fn scale_gemma(description: &mut Description, reader: &ConfigReader, layers_27b: usize) -> LoadResult<()> {
     let config = &mut description.config;
     config.embedding_scale = (config.hidden_size as f32).sqrt();
     config.final_softcap = reader.number("final_logit_softcapping")?.filter(|cap| *cap > 0.0);

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::config_reader::ConfigReader;
 use super::dense::MAX_WIDTH;
 use crate::model::config::{SsmConfig, SsmFactors, SsmNorm, SsmShape};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 
 /// Hugging Face's keys, which differ between families; GGUF's do not.
 pub struct SsmKeys {
@@ -24,7 +24,7 @@ pub const MAMBA_KEYS: SsmKeys = SsmKeys {
 };
 
 /// Parses a mixer with `inner` values in all heads together, by which GGUF's key is replaced; a norm follows the gate.
-pub fn ssm(reader: &ConfigReader, keys: &SsmKeys, inner: usize) -> Result<SsmConfig, LoadError> {
+pub fn ssm(reader: &ConfigReader, keys: &SsmKeys, inner: usize) -> LoadResult<SsmConfig> {
     let heads_key = reader.pick(keys.heads, "ssm.time_step_rank");
     let groups_key = reader.pick(keys.groups, "ssm.group_count");
     let heads = reader.size(heads_key, MAX_WIDTH)?;
@@ -54,7 +54,7 @@ pub fn inner_size(
     key: Option<&'static str>,
     expand: &'static str,
     hidden: usize,
-) -> Result<usize, LoadError> {
+) -> LoadResult<usize> {
     let stored = if reader.is_gguf() { Some("ssm.inner_size") } else { key };
     if let Some(key) = stored.filter(|key| reader.is_gguf() || reader.value(key).is_some()) {
         return reader.size(key, MAX_WIDTH);
@@ -67,7 +67,7 @@ pub fn inner_size(
 }
 
 /// Parses the limits of time steps; a limit that is not a number, such as infinity, is none. GGUF has no limits.
-fn step_limits(reader: &ConfigReader) -> Result<[f32; 2], LoadError> {
+fn step_limits(reader: &ConfigReader) -> LoadResult<[f32; 2]> {
     const KEY: &str = "time_step_limit";
     let wrong = || reader.error(KEY, "is not a list of a least and a greatest time step");
     let Some(value) = reader.value(KEY).filter(|_| !reader.is_gguf()) else {

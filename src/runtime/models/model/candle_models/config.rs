@@ -8,7 +8,7 @@ use super::Sizes;
 use crate::model::arch::rope::{partial_factor, rope};
 use crate::model::arch::{ConfigReader, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
 use crate::model::config::RopeScaling;
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 use llmctl_base::notice::Notice;
 
 /// The config under construction, key by key.
@@ -37,7 +37,7 @@ impl<'a> CandleConfig<'a> {
     }
 
     /// Reads a count of at least 1.
-    pub fn size(&mut self, key: &'static str, usual: Option<usize>) -> Result<usize, LoadError> {
+    pub fn size(&mut self, key: &'static str, usual: Option<usize>) -> LoadResult<usize> {
         let size = match usual {
             Some(usual) => self.reader.size_or(key, usual, MAX_WIDTH)?,
             None => self.reader.size(key, MAX_WIDTH)?,
@@ -47,7 +47,7 @@ impl<'a> CandleConfig<'a> {
     }
 
     /// Reads a number above 0 under the first of `names` that the file has.
-    pub fn positive(&mut self, names: &[&'static str], usual: f64) -> Result<f64, LoadError> {
+    pub fn positive(&mut self, names: &[&'static str], usual: f64) -> LoadResult<f64> {
         let key = names.iter().copied().find(|key| self.reader.value(key).is_some()).unwrap_or(names[0]);
         let value = self.reader.value(key).unwrap_or(json!(usual));
         let number = value.as_f64().filter(|number| *number > 0.0 && number.is_finite());
@@ -57,27 +57,27 @@ impl<'a> CandleConfig<'a> {
         Ok(number)
     }
 
-    pub fn flag(&mut self, key: &'static str, usual: bool) -> Result<bool, LoadError> {
+    pub fn flag(&mut self, key: &'static str, usual: bool) -> LoadResult<bool> {
         let flag = self.reader.flag(key)?.unwrap_or(usual);
         self.put(key, flag);
         Ok(flag)
     }
 
     /// Reads an activation's name; candle-transformers decides which ones it knows.
-    pub fn text(&mut self, key: &'static str, usual: &str) -> Result<(), LoadError> {
+    pub fn text(&mut self, key: &'static str, usual: &str) -> LoadResult<()> {
         let text = self.reader.string(key)?.unwrap_or_else(|| usual.to_owned());
         self.put(key, text);
         Ok(())
     }
 
     /// Reads whether the embedding table, `table`, is also the output matrix.
-    pub fn ties(&mut self, usual: bool, table: &'static str) -> Result<(), LoadError> {
+    pub fn ties(&mut self, usual: bool, table: &'static str) -> LoadResult<()> {
         self.tied = self.flag("tie_word_embeddings", usual)?.then_some(table);
         Ok(())
     }
 
     /// Refuses a file in which `key` differs from `value`, the default.
-    pub fn only(&self, key: &'static str, value: impl Into<Value>) -> Result<(), LoadError> {
+    pub fn only(&self, key: &'static str, value: impl Into<Value>) -> LoadResult<()> {
         let value = value.into();
         let found = self.reader.value(key).unwrap_or_else(|| value.clone());
         let is_same = found == value || found.as_f64().zip(value.as_f64()).is_some_and(|(a, b)| a == b);
@@ -90,7 +90,7 @@ impl<'a> CandleConfig<'a> {
     }
 
     /// Reads vocabulary, hidden size and layers.
-    pub fn body(&mut self) -> Result<Sizes, LoadError> {
+    pub fn body(&mut self) -> LoadResult<Sizes> {
         let vocab_size = self.reader.size("vocab_size", MAX_VOCAB)?;
         let num_layers = self.reader.size("num_hidden_layers", MAX_LAYERS)?;
         self.put("vocab_size", vocab_size);
@@ -108,7 +108,7 @@ impl<'a> CandleConfig<'a> {
     }
 
     /// Reads the same, with the attention heads and the feed-forward width.
-    pub fn transformer(&mut self, usual: Usual) -> Result<Sizes, LoadError> {
+    pub fn transformer(&mut self, usual: Usual) -> LoadResult<Sizes> {
         let body = self.body()?;
         let num_heads = self.size("num_attention_heads", None)?;
         let num_kv_heads = self.size("num_key_value_heads", Some(usual.num_kv_heads.unwrap_or(num_heads)))?;
@@ -126,7 +126,7 @@ impl<'a> CandleConfig<'a> {
         Ok(Sizes { num_heads, num_kv_heads, head_dim, widest, ..body })
     }
 
-    fn share_of_a_head(&self, hidden_size: usize, num_heads: usize) -> Result<usize, LoadError> {
+    fn share_of_a_head(&self, hidden_size: usize, num_heads: usize) -> LoadResult<usize> {
         let share = hidden_size / num_heads;
         if !hidden_size.is_multiple_of(num_heads)
             || self.reader.count("head_dim")?.is_some_and(|dim| dim != share)
@@ -138,7 +138,7 @@ impl<'a> CandleConfig<'a> {
     }
 
     /// Reads the context length of the model.
-    pub fn context(&self, usual: usize) -> Result<usize, LoadError> {
+    pub fn context(&self, usual: usize) -> LoadResult<usize> {
         const KEY: &str = "max_position_embeddings";
         let context = self.reader.count(KEY)?.unwrap_or(usual);
         match context {
@@ -148,7 +148,7 @@ impl<'a> CandleConfig<'a> {
     }
 
     /// Reads the base of plain rotary positions: candle-transformers supports no scaling in these families.
-    pub fn rope(&mut self, usual_theta: f32, rotated: usize) -> Result<f32, LoadError> {
+    pub fn rope(&mut self, usual_theta: f32, rotated: usize) -> LoadResult<f32> {
         let rope = rope(self.reader, "full_attention", rotated, usual_theta)?;
         if rope.scaling != RopeScaling::None {
             return Err(self.reader.unsupported(
@@ -165,12 +165,7 @@ impl<'a> CandleConfig<'a> {
 
     /// Returns the number of rotated values of a head; stores the fraction under the first of the names, whichever
     /// the file uses.
-    pub fn rotated(
-        &mut self,
-        names: &[&'static str],
-        usual: f64,
-        head_dim: usize,
-    ) -> Result<usize, LoadError> {
+    pub fn rotated(&mut self, names: &[&'static str], usual: f64, head_dim: usize) -> LoadResult<usize> {
         let part = match partial_factor(self.reader, "full_attention").and_then(|part| part.as_f64()) {
             Some(part) => part,
             None => self.positive(names, usual)?,
@@ -184,11 +179,7 @@ impl<'a> CandleConfig<'a> {
 
     /// Limits the context to a window that candle-transformers does not apply to its cache: results are right only
     /// until a token leaves it.
-    pub fn within_window(
-        &mut self,
-        context: usize,
-        is_used: bool,
-    ) -> Result<(usize, Option<Notice>), LoadError> {
+    pub fn within_window(&mut self, context: usize, is_used: bool) -> LoadResult<(usize, Option<Notice>)> {
         let window = self.reader.count("sliding_window")?.filter(|window| is_used && *window < context);
         let Some(window) = window else { return Ok((context, None)) };
         if window < 2 {

@@ -16,7 +16,7 @@ use super::sequence::{Begin, Prefill, Stepper};
 use super::weights::WeightAdaptation;
 use super::{CandleFamily, CandlePlan, Sizes};
 use crate::model::arch::{ConfigReader, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 use llmctl_base::notice::Notice;
 
 /// Constructor of candle-transformers' model from a config and tensors.
@@ -42,7 +42,7 @@ const fn family(
     name: &'static str,
     model_types: &'static [&'static str],
     gguf_names: &'static [&'static str],
-    plan: fn(&ConfigReader) -> Result<CandlePlan, LoadError>,
+    plan: fn(&ConfigReader) -> LoadResult<CandlePlan>,
 ) -> CandleFamily {
     CandleFamily { name, model_types, gguf_names, plan }
 }
@@ -95,7 +95,7 @@ fn plan<C: DeserializeOwned>(
     sizes: Sizes,
     context_length: usize,
     open: OpenModel,
-) -> Result<CandlePlan, LoadError> {
+) -> LoadResult<CandlePlan> {
     config.put("max_position_embeddings", context_length);
     let refused =
         |error: candle_core::Error| config.reader.unsupported(format!("candle-transformers: {error}"));
@@ -113,7 +113,7 @@ fn plan<C: DeserializeOwned>(
     })
 }
 
-fn falcon(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+fn falcon(reader: &ConfigReader) -> LoadResult<CandlePlan> {
     // Positions in candle-transformers' rotary tables, which ignore the config.
     const POSITIONS: usize = 5000;
     let (mut config, sizes) = falcon_config(reader)?;
@@ -136,7 +136,7 @@ fn falcon(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
 
 /// Reads the config of the older of two architectures, with one key-value head: candle-transformers supports no
 /// other.
-fn falcon_config(reader: &ConfigReader) -> Result<(CandleConfig<'_>, Sizes), LoadError> {
+fn falcon_config(reader: &ConfigReader) -> LoadResult<(CandleConfig<'_>, Sizes)> {
     let mut config = CandleConfig::new(reader);
     for (key, value) in [("multi_query", true), ("alibi", false), ("new_decoder_architecture", false)] {
         config.only(key, value)?;
@@ -175,7 +175,7 @@ fn falcon_config(reader: &ConfigReader) -> Result<(CandleConfig<'_>, Sizes), Loa
     Ok((config, sizes))
 }
 
-fn gemma(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+fn gemma(reader: &ConfigReader) -> LoadResult<CandlePlan> {
     let mut config = CandleConfig::new(reader);
     let sizes = config.transformer(Usual { head_dim: Some(256), ..Usual::default() })?;
     config.rope(10_000.0, sizes.head_dim)?;
@@ -193,7 +193,7 @@ fn gemma(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     plan::<gemma::Config>("gemma", config, sizes, context, open)
 }
 
-fn helium(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+fn helium(reader: &ConfigReader) -> LoadResult<CandlePlan> {
     let mut config = CandleConfig::new(reader);
     let sizes = config.transformer(Usual { head_dim: Some(128), ..Usual::default() })?;
     config.rope(100_000.0, sizes.head_dim)?;
@@ -221,14 +221,14 @@ fn recurrent<C: DeserializeOwned>(
     state_values: usize,
     weights: WeightAdaptation,
     open: OpenModel,
-) -> Result<CandlePlan, LoadError> {
+) -> LoadResult<CandlePlan> {
     let state_bytes = Some(sizes.num_layers.saturating_mul(state_values).saturating_mul(size_of::<f32>()));
     let prefill = Prefill::Single;
     let plan = plan::<C>(name, config, sizes, RECURRENT_CONTEXT, open)?;
     Ok(CandlePlan { prefill, state_bytes, weights, ..plan })
 }
 
-fn mamba(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+fn mamba(reader: &ConfigReader) -> LoadResult<CandlePlan> {
     let mut config = CandleConfig::new(reader);
     let body = config.body()?;
     let inner = 2 * body.hidden_size;
@@ -259,7 +259,7 @@ fn mamba(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
 }
 
 /// Refuses settings that candle-transformers' Mamba fixes otherwise.
-fn check_mamba(config: &CandleConfig<'_>, hidden_size: usize) -> Result<(), LoadError> {
+fn check_mamba(config: &CandleConfig<'_>, hidden_size: usize) -> LoadResult<()> {
     let rank = hidden_size.div_ceil(16);
     if config.reader.value("time_step_rank") != Some(json!("auto")) {
         config.only("time_step_rank", rank)?;
@@ -280,7 +280,7 @@ fn check_mamba(config: &CandleConfig<'_>, hidden_size: usize) -> Result<(), Load
     Ok(())
 }
 
-fn mamba2(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+fn mamba2(reader: &ConfigReader) -> LoadResult<CandlePlan> {
     let mut config = CandleConfig::new(reader);
     let body = config.body()?;
     let expand = config.size("expand", Some(2))?;
@@ -327,7 +327,7 @@ fn experts(
     key: &'static str,
     usual: usize,
     usual_used: usize,
-) -> Result<(), LoadError> {
+) -> LoadResult<()> {
     let count = config.size(key, Some(usual))?;
     let used = config.size("num_experts_per_tok", Some(usual_used))?;
     match used <= count {
@@ -336,7 +336,7 @@ fn experts(
     }
 }
 
-fn olmo(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+fn olmo(reader: &ConfigReader) -> LoadResult<CandlePlan> {
     let mut config = CandleConfig::new(reader);
     let sizes = config.transformer(Usual::default())?;
     config.rope(10_000.0, sizes.head_dim)?;
@@ -354,7 +354,7 @@ fn olmo(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     plan::<olmo::Config>("olmo", config, sizes, context, open)
 }
 
-fn phi(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+fn phi(reader: &ConfigReader) -> LoadResult<CandlePlan> {
     let mut config = CandleConfig::new(reader);
     let sizes = config.transformer(Usual::default())?;
     let rotated = config.rotated(&["partial_rotary_factor"], 0.5, sizes.head_dim)?;
@@ -375,7 +375,7 @@ fn phi(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     })
 }
 
-fn qwen2_moe(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+fn qwen2_moe(reader: &ConfigReader) -> LoadResult<CandlePlan> {
     let mut config = CandleConfig::new(reader);
     let sizes = config.transformer(Usual { num_kv_heads: Some(16), ..Usual::default() })?;
     config.rope(10_000.0, sizes.head_dim)?;
@@ -405,7 +405,7 @@ fn qwen2_moe(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     })
 }
 
-fn rwkv5(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+fn rwkv5(reader: &ConfigReader) -> LoadResult<CandlePlan> {
     rwkv("rwkv5", reader, |config, weights| {
         let config: rwkv_v5::Config = read(config)?;
         let device = weights.device().clone();
@@ -415,7 +415,7 @@ fn rwkv5(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     })
 }
 
-fn rwkv6(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+fn rwkv6(reader: &ConfigReader) -> LoadResult<CandlePlan> {
     rwkv("rwkv6", reader, |config, weights| {
         let config: rwkv_v6::Config = read(config)?;
         let device = weights.device().clone();
@@ -425,7 +425,7 @@ fn rwkv6(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     })
 }
 
-fn rwkv(name: &'static str, reader: &ConfigReader, open: OpenModel) -> Result<CandlePlan, LoadError> {
+fn rwkv(name: &'static str, reader: &ConfigReader, open: OpenModel) -> LoadResult<CandlePlan> {
     let mut config = CandleConfig::new(reader);
     let body = config.body()?;
     let head_size = config.size("head_size", Some(64))?;
@@ -452,7 +452,7 @@ fn rwkv(name: &'static str, reader: &ConfigReader, open: OpenModel) -> Result<Ca
     recurrent::<rwkv_v5::Config>(name, config, Sizes { widest: inner, ..body }, values, weights, open)
 }
 
-fn stablelm(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+fn stablelm(reader: &ConfigReader) -> LoadResult<CandlePlan> {
     let mut config = CandleConfig::new(reader);
     let sizes = config.transformer(Usual::default())?;
     let rotated = config.rotated(&["partial_rotary_factor", "rope_pct"], 0.25, sizes.head_dim)?;
@@ -478,7 +478,7 @@ fn stablelm(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
     })
 }
 
-fn starcoder2(reader: &ConfigReader) -> Result<CandlePlan, LoadError> {
+fn starcoder2(reader: &ConfigReader) -> LoadResult<CandlePlan> {
     let mut config = CandleConfig::new(reader);
     let sizes = config.transformer(Usual { num_kv_heads: Some(2), ..Usual::default() })?;
     config.rope(10_000.0, sizes.head_dim)?;

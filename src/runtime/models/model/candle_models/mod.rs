@@ -27,7 +27,7 @@ use super::{Batch, Logits, Model, ModelSpec, Row};
 use crate::backend::cpu::{BATCH_ROWS, CpuOptions};
 use crate::kv::{KvGroup, KvKind, PAGE_TOKENS, PageId, PageRef, PageTable};
 use crate::tensor::{SharedBytes, TensorSource};
-use llmctl_base::error::{Error, LoadError, Result};
+use llmctl_base::error::{Error, LoadError, LoadResult, Result};
 use llmctl_base::notice::Notice;
 use sequence::{CHUNK, CandleSequence, LONGEST_BEGINNING, ModelParts};
 use weights::{CandleWeights, WeightAdaptation};
@@ -43,7 +43,7 @@ pub struct CandleFamily {
     pub model_types: &'static [&'static str],
     /// `general.architecture` values of GGUF, which is refused: candle-transformers reads Hugging Face's names.
     pub gguf_names: &'static [&'static str],
-    plan: fn(&ConfigReader) -> Result<CandlePlan, LoadError>,
+    plan: fn(&ConfigReader) -> LoadResult<CandlePlan>,
 }
 
 /// All facts about a model before its weights are read.
@@ -82,7 +82,7 @@ pub struct Sizes {
 /// # Errors
 /// [`LoadError::Unsupported`] for a GGUF file of such a family, and for settings that candle-transformers does not
 /// support; [`LoadError::Malformed`] naming a key that is missing or has a value out of range.
-pub fn find(reader: &ConfigReader) -> Result<Option<CandlePlan>, LoadError> {
+pub fn find(reader: &ConfigReader) -> LoadResult<Option<CandlePlan>> {
     let name = reader.architecture()?;
     let Some(family) = FAMILIES.iter().find(|family| family.names(reader.format()).contains(&&*name)) else {
         return Ok(None);
@@ -160,7 +160,7 @@ impl CandlePlan {
         device: Device,
         cpu: Option<CpuOptions>,
         progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<CandleModel, LoadError> {
+    ) -> LoadResult<CandleModel> {
         let num_layers = self.sizes.num_layers;
         let mut report = |done: usize, total: usize| progress(done * num_layers / total.max(1), num_layers);
         // This is the length of the rotary tables.
@@ -200,7 +200,7 @@ struct Threads {
 }
 
 impl Threads {
-    fn new(options: CpuOptions) -> Result<Self, LoadError> {
+    fn new(options: CpuOptions) -> LoadResult<Self> {
         let pool = |count: usize| {
             let pool = ThreadPoolBuilder::new().num_threads(count.max(1)).build();
             pool.map(Arc::new).map_err(|error| LoadError::Device(error.to_string()))

@@ -10,7 +10,7 @@ use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::{SimpleBackend, VarBuilder, VarBuilderArgs};
 
 use crate::tensor::{HostTensor, TensorSource};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_kernel::Dtype;
 
 /// Differences between a family's files and the tensors that candle-transformers reads.
@@ -65,7 +65,7 @@ impl CandleWeights {
         adaptation: &WeightAdaptation,
         device: &Device,
         progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Self, LoadError> {
+    ) -> LoadResult<Self> {
         let names = source.names();
         let mut tensors = HashMap::with_capacity(names.len());
         for (index, name) in names.iter().enumerate() {
@@ -99,7 +99,7 @@ impl CandleWeights {
 
     /// # Errors
     /// [`LoadError::Tensor`] naming a tensor that no constructor has read.
-    pub fn check_all_read(&self, adaptation: &WeightAdaptation) -> Result<(), LoadError> {
+    pub fn check_all_read(&self, adaptation: &WeightAdaptation) -> LoadResult<()> {
         let read = locked(&self.read);
         let mut left: Vec<_> = self.tensors.keys().filter(|name| !read.contains(*name)).collect();
         left.sort_unstable();

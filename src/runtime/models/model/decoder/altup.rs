@@ -8,7 +8,7 @@ use super::per_layer::LayerInput;
 use super::stream::{AltUpStreams, Stream};
 use crate::backend::Backend;
 use crate::model::config::{AltUpConfig, Names};
-use llmctl_base::error::{LoadError, Result};
+use llmctl_base::error::{LoadResult, Result};
 
 /// Least mean square of a projected stream when it is scaled to the first one's magnitude.
 const LEAST_SQUARE: f32 = 1e-5;
@@ -24,10 +24,10 @@ pub struct AltUp<B: Backend> {
 
 impl<B: Backend> AltUp<B> {
     /// # Errors
-    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
-    pub fn load(loader: &Loader<'_, B>, altup: &AltUpConfig) -> Result<Self, LoadError> {
+    /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
+    pub fn load(loader: &Loader<'_, B>, altup: &AltUpConfig) -> LoadResult<Self> {
         let hidden = loader.hidden;
-        let matrices = |names| -> Result<Vec<B::Weight>, LoadError> {
+        let matrices = |names| -> LoadResult<Vec<B::Weight>> {
             let matrices = loader.file.global_matrices(names, altup.num_streams - 1, [hidden; 2])?;
             matrices.into_iter().map(|linear| Ok(loader.projection(linear)?.weight)).collect()
         };
@@ -94,8 +94,8 @@ pub struct LayerAltUp<B: Backend> {
 
 impl<B: Backend> LayerAltUp<B> {
     /// # Errors
-    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
-    pub fn load(loader: &Loader<'_, B>, config: &AltUpConfig, eps: f32) -> Result<Self, LoadError> {
+    /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
+    pub fn load(loader: &Loader<'_, B>, config: &AltUpConfig, eps: f32) -> LoadResult<Self> {
         let (file, layer, hidden, streams) = (loader.file, loader.layer, loader.hidden, config.num_streams);
         const LEFT: Names = ["laurel.linear_left", "laurel_l"];
         // GGUF's metadata lacks the rank.

@@ -26,7 +26,7 @@ use crate::model::rope::Rope;
 use crate::model::weights::WeightFile;
 use crate::model::{Batch, Logits};
 use crate::tensor::TensorSource;
-use llmctl_base::error::{Error, LoadError, Result};
+use llmctl_base::error::{Error, LoadResult, Result};
 
 /// Names of the tensors that join it to its decoder.
 pub const JOINED: Names = ["pre_projection"; 2];
@@ -58,8 +58,8 @@ impl<B: Backend> Decoder<B> {
     /// Loads an assistant with `backend`, which need not be the decoder's. The decoder keeps its hidden states from here on.
     ///
     /// # Errors
-    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
-    pub fn load_assistant(&mut self, backend: &B, parts: AssistantParts<'_>) -> Result<(), LoadError> {
+    /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
+    pub fn load_assistant(&mut self, backend: &B, parts: AssistantParts<'_>) -> LoadResult<()> {
         let AssistantParts { mut config, naming, source, convert } = parts;
         let (file, joint) = (WeightFile::new(source, &naming)?, WeightFile::of_assistant(source, &naming));
         if naming.gguf {

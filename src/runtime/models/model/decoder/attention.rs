@@ -6,7 +6,7 @@ use super::{StepBuffers, StoreIndex};
 use crate::backend::{Activation, AttentionSpec, Backend, ScoreRule, TextHeads};
 use crate::model::config::{AttentionConfig, AttentionTemperature, KvSource, QkNorm};
 use crate::model::weights::Linear;
-use llmctl_base::error::{LoadError, Result};
+use llmctl_base::error::{LoadResult, Result};
 
 pub struct Attention<B: Backend> {
     config: AttentionConfig,
@@ -32,13 +32,13 @@ struct KeysAndValues<B: Backend> {
 
 impl<B: Backend> Attention<B> {
     /// # Errors
-    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
+    /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
     pub fn load(
         loader: &Loader<'_, B>,
         config: &AttentionConfig,
         eps: f32,
         store: StoreIndex,
-    ) -> Result<Self, LoadError> {
+    ) -> LoadResult<Self> {
         let q_width = config.num_heads * config.head_dim;
         let [q_len, _] = normed_lens(config);
         let Projections { q, output_gate, kv } = load_projections(loader, config)?;
@@ -224,7 +224,7 @@ type KeyValueWeights = (Linear, Option<Linear>);
 fn read_qkv<B: Backend>(
     loader: &Loader<'_, B>,
     config: &AttentionConfig,
-) -> Result<(Linear, Option<KeyValueWeights>), LoadError> {
+) -> LoadResult<(Linear, Option<KeyValueWeights>)> {
     let (file, layer, hidden) = (loader.file, loader.layer, loader.hidden);
     // A head's output gate is stored beside its query.
     let per_head = if config.has_output_gate { 2 } else { 1 };
@@ -258,7 +258,7 @@ fn split_output_gate(q: &Linear, config: &AttentionConfig) -> [Linear; 2] {
 fn load_projections<B: Backend>(
     loader: &Loader<'_, B>,
     config: &AttentionConfig,
-) -> Result<Projections<B>, LoadError> {
+) -> LoadResult<Projections<B>> {
     let (q, kv) = read_qkv(loader, config)?;
     let Some((k, v)) = kv else {
         return Ok(Projections { q: loader.adapted(q)?, output_gate: None, kv: None });

@@ -11,7 +11,7 @@ use super::load::Loader;
 use crate::backend::{Activation, Backend, ConvSpec, DeltaShape, DeltaSpec};
 use crate::model::config::{DeltaNetConfig, Names};
 use crate::model::weights::Linear;
-use llmctl_base::error::{LoadError, Result};
+use llmctl_base::error::{LoadResult, Result};
 
 pub struct DeltaNet<B: Backend> {
     shape: DeltaShape,
@@ -31,13 +31,13 @@ pub struct DeltaNet<B: Backend> {
 
 impl<B: Backend> DeltaNet<B> {
     /// # Errors
-    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
+    /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
     pub fn load(
         loader: &Loader<'_, B>,
         config: &DeltaNetConfig,
         eps: f32,
         store: StoreIndex,
-    ) -> Result<Self, LoadError> {
+    ) -> LoadResult<Self> {
         let (file, layer, hidden, shape) = (loader.file, loader.layer, loader.hidden, config.shape);
         let (inner, heads) = (shape.value_heads * shape.value_dim, shape.value_heads);
         let ([qkv, gate], [rate, decay]) =
@@ -96,10 +96,7 @@ impl<B: Backend> DeltaNet<B> {
 }
 
 /// Reads the projections for queries, keys and values together, and for the gate, from separate matrices or one.
-fn read_qkv_and_gate<B: Backend>(
-    loader: &Loader<'_, B>,
-    shape: DeltaShape,
-) -> Result<[Linear; 2], LoadError> {
+fn read_qkv_and_gate<B: Backend>(loader: &Loader<'_, B>, shape: DeltaShape) -> LoadResult<[Linear; 2]> {
     const SEPARATE: [Names; 2] =
         [["linear_attn.in_proj_qkv", "attn_qkv"], ["linear_attn.in_proj_z", "attn_gate"]];
     const FUSED: Names = ["linear_attn.in_proj_qkvz", "ssm_in"];
@@ -116,10 +113,7 @@ fn read_qkv_and_gate<B: Backend>(
 }
 
 /// Reads the projections for the rate and for the decay, from separate matrices or one.
-fn read_rate_and_decay<B: Backend>(
-    loader: &Loader<'_, B>,
-    shape: DeltaShape,
-) -> Result<[Linear; 2], LoadError> {
+fn read_rate_and_decay<B: Backend>(loader: &Loader<'_, B>, shape: DeltaShape) -> LoadResult<[Linear; 2]> {
     const SEPARATE: [Names; 2] =
         [["linear_attn.in_proj_b", "ssm_beta"], ["linear_attn.in_proj_a", "ssm_alpha"]];
     const FUSED: Names = ["linear_attn.in_proj_ba", "ssm_ba"];

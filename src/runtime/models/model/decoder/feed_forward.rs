@@ -10,7 +10,7 @@ use super::routing::{Routing, Visitors};
 use crate::backend::{Backend, GatedNetwork, WeightedRows};
 use crate::model::config::{Activation, ExpertsConfig, FeedForwardConfig, MlpConfig, Names};
 use crate::model::weights::{ExpertLinears, Linear};
-use llmctl_base::error::{LoadError, Result};
+use llmctl_base::error::{LoadResult, Result};
 use llmctl_kernel::math;
 
 pub struct FeedForward<B: Backend> {
@@ -22,13 +22,13 @@ pub struct FeedForward<B: Backend> {
 
 impl<B: Backend> FeedForward<B> {
     /// # Errors
-    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
+    /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
     pub fn load(
         loader: &Loader<'_, B>,
         config: &FeedForwardConfig,
         gate_cutoff: Option<f32>,
         eps: f32,
-    ) -> Result<Self, LoadError> {
+    ) -> LoadResult<Self> {
         let names = match &config.experts {
             None => loader.naming.parts.mlp,
             Some(_) => loader.naming.parts.mlp_beside_experts,
@@ -100,11 +100,7 @@ struct Mlp<B: Backend> {
 }
 
 impl<B: Backend> Mlp<B> {
-    fn load(
-        loader: &Loader<'_, B>,
-        [gate, up, down]: [Names; 3],
-        config: &MlpConfig,
-    ) -> Result<Self, LoadError> {
+    fn load(loader: &Loader<'_, B>, [gate, up, down]: [Names; 3], config: &MlpConfig) -> LoadResult<Self> {
         let inner = config.intermediate_size;
         let fused = loader.naming.parts.mlp_fused;
         let (gate, up) = if config.is_gated {
@@ -122,8 +118,8 @@ impl<B: Backend> Mlp<B> {
         activation: Activation,
         gate: Option<Linear>,
         [up, down]: [Linear; 2],
-        upload: impl Fn(Linear) -> Result<Projection<B>, LoadError>,
-    ) -> Result<Self, LoadError> {
+        upload: impl Fn(Linear) -> LoadResult<Projection<B>>,
+    ) -> LoadResult<Self> {
         Ok(Self {
             activation,
             gate_cutoff: None,
@@ -187,7 +183,7 @@ impl<B: Backend> Mlp<B> {
 }
 
 /// Returns the activation with the layer's learned parameters, which Hugging Face's form has as tensors (Apertus).
-fn learned<B: Backend>(loader: &Loader<'_, B>, activation: Activation) -> Result<Activation, LoadError> {
+fn learned<B: Backend>(loader: &Loader<'_, B>, activation: Activation) -> LoadResult<Activation> {
     if loader.naming.gguf || !matches!(activation, Activation::Xielu { .. }) {
         return Ok(activation);
     }
@@ -222,7 +218,7 @@ struct ExpertNorms<B: Backend> {
 }
 
 impl<B: Backend> Experts<B> {
-    fn load(loader: &Loader<'_, B>, config: &ExpertsConfig, eps: f32) -> Result<Self, LoadError> {
+    fn load(loader: &Loader<'_, B>, config: &ExpertsConfig, eps: f32) -> LoadResult<Self> {
         let names = &loader.naming.parts;
         let router = loader.file.linear(loader.layer, names.router, [config.count, loader.hidden])?;
         let shape = [config.mlp.intermediate_size, loader.hidden];
@@ -307,7 +303,7 @@ impl<B: Backend> Experts<B> {
 }
 
 impl<B: Backend> ExpertNorms<B> {
-    fn load(loader: &Loader<'_, B>, count: usize) -> Result<Self, LoadError> {
+    fn load(loader: &Loader<'_, B>, count: usize) -> LoadResult<Self> {
         let (file, layer, hidden) = (loader.file, loader.layer, loader.hidden);
         let mut router = file.values(layer, ["router.scale", "ffn_gate_inp.scale"], hidden)?;
         router.iter_mut().for_each(|weight| *weight /= (hidden as f32).sqrt());

@@ -12,7 +12,7 @@ use super::load::Loader;
 use crate::backend::{AttentionSpec, Backend, ScoreRule};
 use crate::model::config::{LatentConfig, Names};
 use crate::model::weights::Linear;
-use llmctl_base::error::{LoadError, Result};
+use llmctl_base::error::{LoadResult, Result};
 
 /// The classes normalise latent rows with this constant, not with the configuration's.
 const LATENT_EPS: f32 = 1e-6;
@@ -48,8 +48,8 @@ pub struct LatentAttention<B: Backend> {
 
 impl<B: Backend> LatentAttention<B> {
     /// # Errors
-    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
-    pub fn load(loader: &Loader<'_, B>, config: &LatentConfig, store: StoreIndex) -> Result<Self, LoadError> {
+    /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
+    pub fn load(loader: &Loader<'_, B>, config: &LatentConfig, store: StoreIndex) -> LoadResult<Self> {
         let (file, layer, hidden) = (loader.file, loader.layer, loader.hidden);
         let LatentConfig { num_heads, kv_rank, rotary_dim, value_dim, .. } = *config;
         let (query_down, query) = read_query(loader, config)?;
@@ -138,7 +138,7 @@ type QueryDown<B> = Option<(Projection<B>, <B as Backend>::Vector)>;
 fn read_query<B: Backend>(
     loader: &Loader<'_, B>,
     config: &LatentConfig,
-) -> Result<(QueryDown<B>, Linear), LoadError> {
+) -> LoadResult<(QueryDown<B>, Linear)> {
     let (file, layer) = (loader.file, loader.layer);
     let width = config.num_heads * (config.plain_dim + config.rotary_dim);
     match config.query_rank {
@@ -164,7 +164,7 @@ fn split_heads(linear: &Linear, num_heads: usize, lens: [usize; 2]) -> [Linear; 
 fn read_heads<B: Backend>(
     loader: &Loader<'_, B>,
     config: &LatentConfig,
-) -> Result<(Vec<Linear>, Vec<Linear>), LoadError> {
+) -> LoadResult<(Vec<Linear>, Vec<Linear>)> {
     let LatentConfig { num_heads, kv_rank, plain_dim, value_dim, .. } = *config;
     let (file, layer) = (loader.file, loader.layer);
     if loader.naming.gguf && !file.has_linear(layer, KEY_VALUE_UP) {

@@ -10,7 +10,7 @@ use super::per_layer::LayerInput;
 use super::stream::Stream;
 use crate::backend::Backend;
 use crate::model::config::{DecoderConfig, LayerConfig, MixerConfig};
-use llmctl_base::error::{LoadError, Result};
+use llmctl_base::error::{LoadResult, Result};
 
 const OUTPUT_SCALE: [&str; 2] = ["layer_scalar", "layer_output_scale.weight"];
 
@@ -30,13 +30,13 @@ pub struct DecoderLayer<B: Backend> {
 
 impl<B: Backend> DecoderLayer<B> {
     /// # Errors
-    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
+    /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
     pub fn load(
         loader: &Loader<'_, B>,
         model: &DecoderConfig,
         config: &LayerConfig,
         stores: &[StoreIndex],
-    ) -> Result<Self, LoadError> {
+    ) -> LoadResult<Self> {
         let (per_layer, altup) = (model.per_layer_inputs.as_ref(), model.altup.as_ref());
         let gate_cutoff = altup.and_then(|altup| altup.gate_cutoffs[loader.layer]);
         let norm = |wanted: bool, names| wanted.then(|| loader.norm(names, loader.hidden)).transpose();

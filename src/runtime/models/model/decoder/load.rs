@@ -7,7 +7,7 @@ use crate::model::config::{Names, Naming, RopeConfig};
 use crate::model::low_rank::{LowRank, LowRankMatrices, not_adapted};
 use crate::model::weights::{Linear, WeightFile};
 use crate::tensor::HostTensor;
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 
 /// Loader of one layer.
 pub struct Loader<'a, B: Backend> {
@@ -21,46 +21,46 @@ pub struct Loader<'a, B: Backend> {
 }
 
 impl<B: Backend> Loader<'_, B> {
-    pub fn norm(&self, names: Names, len: usize) -> Result<B::Vector, LoadError> {
+    pub fn norm(&self, names: Names, len: usize) -> LoadResult<B::Vector> {
         self.backend.vector(self.file.layer_norm(self.layer, names, len)?)
     }
 
     /// Reads and uploads a projection of the layer.
-    pub fn linear(&self, names: [&str; 2], shape: [usize; 2]) -> Result<Projection<B>, LoadError> {
+    pub fn linear(&self, names: [&str; 2], shape: [usize; 2]) -> LoadResult<Projection<B>> {
         self.projection(self.file.linear(self.layer, names, shape)?)
     }
 
     /// Reads and uploads the values of a small tensor of the layer.
-    pub fn values(&self, names: [&str; 2], len: usize) -> Result<B::Vector, LoadError> {
+    pub fn values(&self, names: [&str; 2], len: usize) -> LoadResult<B::Vector> {
         self.backend.vector(self.file.values(self.layer, names, len)?)
     }
 
     /// Uploads a matrix and its bias.
     ///
     /// # Errors
-    /// [`LoadError::Tensor`] if an adapter changes the matrix; those of the backend.
-    pub fn projection(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
+    /// `LoadError::Tensor` if an adapter changes the matrix; those of the backend.
+    pub fn projection(&self, linear: Linear) -> LoadResult<Projection<B>> {
         self.keep(linear, Matrix::Projection, B::weight)
     }
 
     /// Uploads a matrix as [`Self::projection`] does, with what adapters add: for a product that is
     /// made by [`Projection::adapted`].
-    pub fn adapted(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
+    pub fn adapted(&self, linear: Linear) -> LoadResult<Projection<B>> {
         self.keep_adapted(linear, B::weight)
     }
 
     /// Converts an embedding table or an output matrix.
-    pub fn vocabulary(&self, table: Linear) -> Result<HostTensor, LoadError> {
+    pub fn vocabulary(&self, table: Linear) -> LoadResult<HostTensor> {
         (self.convert)(&table.name, Matrix::Vocabulary, table.weight)
     }
 
     /// Uploads a matrix of an expert as [`Self::adapted`] does.
-    pub fn expert(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
+    pub fn expert(&self, linear: Linear) -> LoadResult<Projection<B>> {
         self.keep_adapted(linear, B::expert)
     }
 
     /// Uploads a matrix as [`Self::projection`] does, for one of few rows that is sensitive to rounding.
-    pub fn gate(&self, linear: Linear) -> Result<Projection<B>, LoadError> {
+    pub fn gate(&self, linear: Linear) -> LoadResult<Projection<B>> {
         self.keep(linear, Matrix::Gate, B::weight)
     }
 
@@ -68,8 +68,8 @@ impl<B: Backend> Loader<'_, B> {
         &self,
         linear: Linear,
         matrix: Matrix,
-        upload: impl FnOnce(&B, &HostTensor) -> Result<B::Weight, LoadError>,
-    ) -> Result<Projection<B>, LoadError> {
+        upload: impl FnOnce(&B, &HostTensor) -> LoadResult<B::Weight>,
+    ) -> LoadResult<Projection<B>> {
         if let Some(first) = linear.adapters.first() {
             return Err(not_adapted(&linear.name, &self.file.adapters()[first.adapter].spec.name));
         }
@@ -81,13 +81,13 @@ impl<B: Backend> Loader<'_, B> {
     fn keep_adapted(
         &self,
         mut linear: Linear,
-        upload: impl FnOnce(&B, &HostTensor) -> Result<B::Weight, LoadError>,
-    ) -> Result<Projection<B>, LoadError> {
+        upload: impl FnOnce(&B, &HostTensor) -> LoadResult<B::Weight>,
+    ) -> LoadResult<Projection<B>> {
         let adapter = |LowRank { adapter, matrices: LowRankMatrices { down, up, factor } }: LowRank| {
             Ok((adapter, self.backend.low_rank([&down, &up], factor)?))
         };
         let adapters = std::mem::take(&mut linear.adapters).into_iter().map(adapter);
-        let adapters = adapters.collect::<Result<Vec<_>, LoadError>>()?;
+        let adapters = adapters.collect::<LoadResult<Vec<_>>>()?;
         Ok(Projection { adapters, ..self.keep(linear, Matrix::Projection, upload)? })
     }
 }

@@ -11,7 +11,7 @@ use super::short_conv::ShortConv;
 use super::ssm::Ssm;
 use crate::backend::Backend;
 use crate::model::config::{LayerConfig, MixerConfig};
-use llmctl_base::error::{LoadError, Result};
+use llmctl_base::error::{LoadResult, Result};
 
 pub enum Mixer<B: Backend> {
     Attention(Attention<B>),
@@ -31,12 +31,12 @@ impl<B: Backend> Mixer<B> {
     /// Loads the mixer of a layer, which has `stores`; `None` if the layer has no mixer.
     ///
     /// # Errors
-    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
+    /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
     pub fn load(
         loader: &Loader<'_, B>,
         config: &LayerConfig,
         stores: &[StoreIndex],
-    ) -> Result<Option<Self>, LoadError> {
+    ) -> LoadResult<Option<Self>> {
         let eps = config.norm_eps;
         Ok(match (&config.mixer, stores) {
             (MixerConfig::None, _) => None,

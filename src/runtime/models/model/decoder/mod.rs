@@ -51,7 +51,7 @@ use crate::backend::{Backend, KvLayout, KvShape, KvType, KvValues, RowSpan, Stor
 use crate::images::TwoWay;
 use crate::kv::{KvGroup, KvKind, PAGE_TOKENS, PageRef};
 use crate::tensor::{HostTensor, SharedBytes, TensorSource};
-use llmctl_base::error::{Error, LoadError, Result};
+use llmctl_base::error::{Error, LoadError, LoadResult, Result};
 use llmctl_kernel::{isa, math};
 
 /// The inputs of a decoder's construction, besides the backend.
@@ -71,7 +71,7 @@ pub struct DecoderParts<'a> {
 }
 
 /// Converter of a matrix, given its name and purpose, to the type that it is kept in.
-pub type Convert<'a> = &'a (dyn Fn(&str, Matrix, HostTensor) -> Result<HostTensor, LoadError> + 'a);
+pub type Convert<'a> = &'a (dyn Fn(&str, Matrix, HostTensor) -> LoadResult<HostTensor> + 'a);
 
 /// Purpose of a matrix: some are more sensitive to rounding than others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -261,7 +261,7 @@ impl<B: Backend> Decoder<B> {
     ///
     /// # Errors
     /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
-    pub fn load(backend: B, parts: DecoderParts<'_>) -> Result<Self, LoadError> {
+    pub fn load(backend: B, parts: DecoderParts<'_>) -> LoadResult<Self> {
         let DecoderParts { mut config, naming, source, context_length, kv_type, convert, adapters, progress } =
             parts;
         let file = WeightFile::new(source, &naming)?.adapted(adapters);
@@ -516,7 +516,7 @@ fn last_keeper(config: &DecoderConfig) -> usize {
 fn load_vocabulary<B: Backend>(
     loader: &Loader<'_, B>,
     vocab: usize,
-) -> Result<(B::Weight, Option<B::Weight>), LoadError> {
+) -> LoadResult<(B::Weight, Option<B::Weight>)> {
     let (backend, file, hidden) = (loader.backend, loader.file, loader.hidden);
     let embedding = loader.vocabulary(file.embedding(vocab, hidden)?)?;
     match file.head(vocab, hidden)? {
@@ -531,7 +531,7 @@ fn load_layers<B: Backend>(
     config: &DecoderConfig,
     stores: &[Vec<StoreIndex>],
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<Vec<DecoderLayer<B>>, LoadError> {
+) -> LoadResult<Vec<DecoderLayer<B>>> {
     let mut layers = Vec::with_capacity(config.layers.len());
     for (layer, stores) in stores.iter().enumerate() {
         let loader = Loader { layer, ..*loader };
@@ -648,7 +648,7 @@ pub fn kv_bytes_per_token(config: &DecoderConfig, kv_type: KvType) -> usize {
 
 /// Applies frequency divisors, which GGUF keeps as tensors: one set for Llama 3, two for LongRoPE. They belong to the
 /// first rotary table.
-fn apply_divisors(config: &mut DecoderConfig, file: &WeightFile<'_>) -> Result<(), LoadError> {
+fn apply_divisors(config: &mut DecoderConfig, file: &WeightFile<'_>) -> LoadResult<()> {
     if let Some(rope) = config.ropes.first_mut() {
         let pairs = rope.dim / 2;
         match &mut rope.scaling {

@@ -8,7 +8,7 @@ use super::buffers::{LayerBuffers, Projection};
 use super::load::Loader;
 use crate::backend::{Activation, Backend};
 use crate::model::config::{DecoderConfig, PerLayerInputs};
-use llmctl_base::error::{LoadError, Result};
+use llmctl_base::error::{LoadResult, Result};
 
 /// The inputs of all layers.
 pub struct PerLayer<B: Backend> {
@@ -29,12 +29,8 @@ pub struct PerLayer<B: Backend> {
 
 impl<B: Backend> PerLayer<B> {
     /// # Errors
-    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
-    pub fn load(
-        loader: &Loader<'_, B>,
-        config: &DecoderConfig,
-        inputs: &PerLayerInputs,
-    ) -> Result<Self, LoadError> {
+    /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
+    pub fn load(loader: &Loader<'_, B>, config: &DecoderConfig, inputs: &PerLayerInputs) -> LoadResult<Self> {
         let (backend, file) = (loader.backend, loader.file);
         let (width, hidden) = (config.layers.len() * inputs.size, config.hidden_size);
         let names = ["embed_tokens_per_layer", "per_layer_token_embd"];
@@ -99,8 +95,8 @@ pub struct LayerInput<B: Backend> {
 
 impl<B: Backend> LayerInput<B> {
     /// # Errors
-    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
-    pub fn load(loader: &Loader<'_, B>, inputs: &PerLayerInputs, eps: f32) -> Result<Self, LoadError> {
+    /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
+    pub fn load(loader: &Loader<'_, B>, inputs: &PerLayerInputs, eps: f32) -> LoadResult<Self> {
         let (layer, hidden, size) = (loader.layer, loader.hidden, inputs.size);
         Ok(Self {
             activation: inputs.activation,

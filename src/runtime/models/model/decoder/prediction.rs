@@ -26,7 +26,7 @@ use crate::model::rope::Rope;
 use crate::model::weights::WeightFile;
 use crate::model::{Batch, BatchImage, Logits, Model, ModelSpec};
 use crate::tensor::{SharedBytes, TensorSource};
-use llmctl_base::error::{Error, LoadError, Result};
+use llmctl_base::error::{Error, LoadError, LoadResult, Result};
 
 /// Names of the block's tensors outside its layer.
 const JOINED: Names = ["fc", "eh_proj"];
@@ -80,7 +80,7 @@ impl<B: Backend> Decoder<B> {
         &mut self,
         backend: B,
         parts: PredictionParts<'_>,
-    ) -> Result<PredictionBlock<B>, LoadError> {
+    ) -> LoadResult<PredictionBlock<B>> {
         let PredictionParts { layer, naming, source, kv_type, convert } = parts;
         let (num_layers, hidden) = (self.config.layers.len(), self.config.hidden_size);
         let file = WeightFile::of_prediction(source, &naming, num_layers).ok_or_else(|| {
@@ -100,7 +100,7 @@ impl<B: Backend> Decoder<B> {
             false => WeightFile::new(source, &naming)?.final_norm(hidden)?,
         };
         let joined = loader.projection(file.global_linear(JOINED, [hidden, 2 * hidden])?)?;
-        let table = |names| -> Result<_, LoadError> {
+        let table = |names| -> LoadResult<_> {
             let table = file.optional_global_linear(names, [config.vocab_size, hidden])?;
             let weight = |table| backend.weight(&loader.vocabulary(table)?).map(Arc::new);
             table.map(weight).transpose()

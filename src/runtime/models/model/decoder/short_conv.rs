@@ -6,7 +6,7 @@ use super::buffers::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
 use crate::backend::{Activation, Backend, ConvSpec};
 use crate::model::config::ShortConvConfig;
-use llmctl_base::error::{LoadError, Result};
+use llmctl_base::error::{LoadResult, Result};
 
 pub struct ShortConv<B: Backend> {
     store: StoreIndex,
@@ -18,12 +18,8 @@ pub struct ShortConv<B: Backend> {
 
 impl<B: Backend> ShortConv<B> {
     /// # Errors
-    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
-    pub fn load(
-        loader: &Loader<'_, B>,
-        config: &ShortConvConfig,
-        store: StoreIndex,
-    ) -> Result<Self, LoadError> {
+    /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
+    pub fn load(loader: &Loader<'_, B>, config: &ShortConvConfig, store: StoreIndex) -> LoadResult<Self> {
         let (hidden, file) = (loader.hidden, loader.file);
         let [b, c, x] =
             file.stacked(loader.layer, ["conv.in_proj", "shortconv.in_proj"], [hidden; 3], hidden)?;

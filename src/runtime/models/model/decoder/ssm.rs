@@ -8,7 +8,7 @@ use super::buffers::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
 use crate::backend::{Activation, Backend, ConvSpec, SsmSpec};
 use crate::model::config::{SsmConfig, SsmFactors, SsmNorm};
-use llmctl_base::error::{LoadError, Result};
+use llmctl_base::error::{LoadResult, Result};
 
 pub struct Ssm<B: Backend> {
     config: SsmConfig,
@@ -31,13 +31,13 @@ pub struct Ssm<B: Backend> {
 
 impl<B: Backend> Ssm<B> {
     /// # Errors
-    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
+    /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
     pub fn load(
         loader: &Loader<'_, B>,
         config: &SsmConfig,
         eps: f32,
         [conv_store, state_store]: [StoreIndex; 2],
-    ) -> Result<Self, LoadError> {
+    ) -> LoadResult<Self> {
         let (file, layer, shape) = (loader.file, loader.layer, config.shape);
         let hf = |part: &str| format!("{}.{part}", loader.naming.parts.ssm);
         let values = |part: &str, gguf: &str, len| {
@@ -125,7 +125,7 @@ impl<B: Backend> Ssm<B> {
 }
 
 /// Reads the convolution's kernel. It is linear, so it takes the factors of its inputs.
-fn kernel<B: Backend>(loader: &Loader<'_, B>, config: &SsmConfig, name: &str) -> Result<Vec<f32>, LoadError> {
+fn kernel<B: Backend>(loader: &Loader<'_, B>, config: &SsmConfig, name: &str) -> LoadResult<Vec<f32>> {
     let SsmConfig { shape, kernel, factors: SsmFactors { values, key, query, .. }, .. } = config;
     let (width, keys) = (shape.conv_width(), shape.groups * shape.state_dim);
     let mut weights = loader.file.conv(loader.layer, [name, "ssm_conv1d"], [width, *kernel])?;
@@ -140,7 +140,7 @@ fn kernel<B: Backend>(loader: &Loader<'_, B>, config: &SsmConfig, name: &str) ->
 }
 
 /// Reads the rates at which the heads' states fade: `exp(A_log)`, or `-A` in GGUF.
-fn fading<B: Backend>(loader: &Loader<'_, B>, name: &str, heads: usize) -> Result<Vec<f32>, LoadError> {
+fn fading<B: Backend>(loader: &Loader<'_, B>, name: &str, heads: usize) -> LoadResult<Vec<f32>> {
     let stored = loader.file.flat_values(loader.layer, [name, "ssm_a"], heads)?;
     let is_log = !loader.naming.gguf;
     Ok(stored.into_iter().map(|value| if is_log { libm::exp(value.into()) as f32 } else { -value }).collect())

@@ -7,7 +7,7 @@ use super::config::{EncoderConfig, EncoderLayerConfig, EncoderNames};
 use crate::backend::Activation;
 use crate::model::arch::{ConfigReader, ModelFormat};
 use crate::model::config::{RopeConfig, RopeScaling};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::LoadResult;
 
 /// Limits for numbers in a file, generous compared to the largest published encoders.
 const MAX_LAYERS: usize = 1 << 10;
@@ -17,7 +17,7 @@ const MAX_VOCAB: usize = 1 << 26;
 struct EncoderFamily {
     model_types: &'static [&'static str],
     gguf_names: &'static [&'static str],
-    parse: fn(&ConfigReader) -> Result<EncoderConfig, LoadError>,
+    parse: fn(&ConfigReader) -> LoadResult<EncoderConfig>,
 }
 
 const FAMILIES: [EncoderFamily; 4] = [
@@ -30,9 +30,9 @@ const FAMILIES: [EncoderFamily; 4] = [
 /// Parses the configuration of an encoder; `None` if it is no encoder that is known.
 ///
 /// # Errors
-/// [`LoadError::Malformed`] naming a key that is missing or has a value out of range, [`LoadError::Unsupported`] for one that
+/// `LoadError::Malformed` naming a key that is missing or has a value out of range, `LoadError::Unsupported` for one that
 /// llmctl does not compute.
-pub fn parse_encoder(reader: &ConfigReader) -> Result<Option<EncoderConfig>, LoadError> {
+pub fn parse_encoder(reader: &ConfigReader) -> LoadResult<Option<EncoderConfig>> {
     let name = reader.architecture()?;
     let names = |family: &EncoderFamily| match reader.format() {
         ModelFormat::HuggingFace => family.model_types,
@@ -43,7 +43,7 @@ pub fn parse_encoder(reader: &ConfigReader) -> Result<Option<EncoderConfig>, Loa
 }
 
 /// Parses what BERT and its descendants share: learned positions, token types, norms behind each part.
-fn bert(reader: &ConfigReader) -> Result<EncoderConfig, LoadError> {
+fn bert(reader: &ConfigReader) -> LoadResult<EncoderConfig> {
     let first = |keys: &[&'static str], max| first_size(reader, keys, max);
     let num_layers = first(&["num_hidden_layers", "n_layer", "block_count"], MAX_LAYERS)?;
     let hidden_size = first(&["hidden_size", "n_embd", "embedding_length"], MAX_WIDTH)?;
@@ -82,7 +82,7 @@ fn bert(reader: &ConfigReader) -> Result<EncoderConfig, LoadError> {
 }
 
 /// Parses BERT with positions that are counted from the one behind the padding token's id.
-fn roberta(reader: &ConfigReader) -> Result<EncoderConfig, LoadError> {
+fn roberta(reader: &ConfigReader) -> LoadResult<EncoderConfig> {
     let base = bert(reader)?;
     let first = reader.count("pad_token_id")?.unwrap_or(1) + 1;
     let most = base.context_length.checked_sub(first).filter(|most| *most > 0);
@@ -92,7 +92,7 @@ fn roberta(reader: &ConfigReader) -> Result<EncoderConfig, LoadError> {
 }
 
 /// Parses BERT with rotary positions and a gated feed-forward part.
-fn nomic_bert(reader: &ConfigReader) -> Result<EncoderConfig, LoadError> {
+fn nomic_bert(reader: &ConfigReader) -> LoadResult<EncoderConfig> {
     let base = bert(reader)?;
     for (key, plain) in [("rotary_emb_fraction", 1.0), ("rotary_emb_scale_base", 0.0), ("num_experts", 0.0)] {
         if let Some(value) = reader.number(key).ok().flatten().filter(|value| *value != plain) {
@@ -123,7 +123,7 @@ fn nomic_bert(reader: &ConfigReader) -> Result<EncoderConfig, LoadError> {
 }
 
 /// Parses ModernBERT: norms before each part, rotary positions, and windows in all but every third layer.
-fn modernbert(reader: &ConfigReader) -> Result<EncoderConfig, LoadError> {
+fn modernbert(reader: &ConfigReader) -> LoadResult<EncoderConfig> {
     let base = bert(reader)?;
     let num_layers = base.layers.len();
     let interval = reader.count("global_attn_every_n_layers")?.unwrap_or(3).max(1);
@@ -171,14 +171,14 @@ fn plain_rope(config: &EncoderConfig, theta: f32) -> RopeConfig {
 }
 
 /// Returns the first of some keys that the file has, within `1..=max`.
-fn first_size(reader: &ConfigReader, keys: &[&'static str], max: usize) -> Result<usize, LoadError> {
+fn first_size(reader: &ConfigReader, keys: &[&'static str], max: usize) -> LoadResult<usize> {
     let found = keys.iter().find(|key| reader.value(key).is_some());
     let [first, .., of_gguf] = keys else { unreachable!("names of both formats") };
     reader.size(found.copied().unwrap_or(reader.pick(first, of_gguf)), max)
 }
 
 /// Parses the activation. GGUF does not say: llama.cpp computes SiLU in nomic-bert and else GELU.
-fn activation(reader: &ConfigReader) -> Result<Activation, LoadError> {
+fn activation(reader: &ConfigReader) -> LoadResult<Activation> {
     let keys = ["hidden_activation", "hidden_act", "activation_function"];
     let name = keys.iter().find_map(|key| reader.string(key).transpose()).transpose()?;
     let is_nomic = || reader.architecture().is_ok_and(|name| name == "nomic-bert");

@@ -6,7 +6,7 @@ use crate::backend::Backend;
 use crate::model::decoder::{Convert, Matrix};
 use crate::model::weights::{Linear, missing, to_f32};
 use crate::tensor::{HostTensor, TensorSource};
-use llmctl_base::error::LoadError;
+use llmctl_base::error::{LoadError, LoadResult};
 
 /// The tensors of an encoder, by name.
 pub struct EncoderFile<'a, B: Backend> {
@@ -24,7 +24,7 @@ impl<'a, B: Backend> EncoderFile<'a, B> {
         source: &'a dyn TensorSource,
         convert: Convert<'a>,
         names: &EncoderNames,
-    ) -> Result<Self, LoadError> {
+    ) -> LoadResult<Self> {
         let prefix = names.prefix_in(source);
         let prefix = prefix.ok_or_else(|| missing(&format!("{}.weight", names.words)))?;
         Ok(Self { backend, source, convert, prefix })
@@ -34,7 +34,7 @@ impl<'a, B: Backend> EncoderFile<'a, B> {
         self.source.describe(&format!("{}{name}.weight", self.prefix)).is_some()
     }
 
-    fn find(&self, name: &str, shape: &[usize]) -> Result<Option<HostTensor>, LoadError> {
+    fn find(&self, name: &str, shape: &[usize]) -> LoadResult<Option<HostTensor>> {
         let name = format!("{}{name}", self.prefix);
         let Some(tensor) = self.source.tensor(&name)? else { return Ok(None) };
         if tensor.shape != shape {
@@ -45,14 +45,14 @@ impl<'a, B: Backend> EncoderFile<'a, B> {
     }
 
     /// Reads a table of rows that are looked up.
-    pub fn table(&self, name: &str, shape: [usize; 2]) -> Result<B::Weight, LoadError> {
+    pub fn table(&self, name: &str, shape: [usize; 2]) -> LoadResult<B::Weight> {
         let name = format!("{name}.weight");
         let tensor = self.find(&name, &shape)?.ok_or_else(|| missing(&name))?;
         self.backend.table(&(self.convert)(&name, Matrix::Vocabulary, tensor)?)
     }
 
     /// Reads a norm; its bias is zero if the file has none.
-    pub fn norm(&self, name: &str, len: usize) -> Result<EncoderNorm<B>, LoadError> {
+    pub fn norm(&self, name: &str, len: usize) -> LoadResult<EncoderNorm<B>> {
         // TensorFlow's names of weight and bias are in checkpoints of 2018.
         let either = |names: [&str; 2]| {
             let [first, second] = names.map(|part| self.find(&format!("{name}.{part}"), &[len]));
@@ -65,7 +65,7 @@ impl<'a, B: Backend> EncoderFile<'a, B> {
     }
 
     /// Reads a matrix and its bias, if it has one.
-    pub fn linear(&self, name: &str, shape: [usize; 2]) -> Result<Linear, LoadError> {
+    pub fn linear(&self, name: &str, shape: [usize; 2]) -> LoadResult<Linear> {
         let weight_name = format!("{name}.weight");
         let weight = self.find(&weight_name, &shape)?.ok_or_else(|| missing(&weight_name))?;
         let bias = self.find(&format!("{name}.bias"), &[shape[0]])?.map(|bias| to_f32(&bias));
@@ -73,7 +73,7 @@ impl<'a, B: Backend> EncoderFile<'a, B> {
     }
 
     /// Uploads a matrix and its bias.
-    pub fn projection(&self, linear: Linear) -> Result<EncoderProjection<B>, LoadError> {
+    pub fn projection(&self, linear: Linear) -> LoadResult<EncoderProjection<B>> {
         let weight = (self.convert)(&linear.name, Matrix::Projection, linear.weight)?;
         let bias = linear.bias.map(|bias| self.backend.vector(bias)).transpose()?;
         Ok(EncoderProjection { weight: self.backend.weight(&weight)?, bias })
@@ -85,7 +85,7 @@ impl<'a, B: Backend> EncoderFile<'a, B> {
         names: [String; N],
         fused: &str,
         [rows, cols]: [usize; 2],
-    ) -> Result<[EncoderProjection<B>; N], LoadError> {
+    ) -> LoadResult<[EncoderProjection<B>; N]> {
         let read: Vec<EncoderProjection<B>> = if self.has(&names[0]) || !self.has(fused) {
             let apart = |name: &String| self.projection(self.linear(name, [rows, cols])?);
             names.iter().map(apart).collect::<Result<_, _>>()?

@@ -18,7 +18,7 @@ use super::{TextIds, TextModel, TextModelSpec, text_rows};
 use crate::backend::{Backend, GatedNetwork, Product, Reach, ScoreRule, TextHeads};
 use crate::tensor::TensorSource;
 use config::EncoderLayerConfig;
-use llmctl_base::error::{LoadError, Result};
+use llmctl_base::error::{LoadResult, Result};
 use load::EncoderFile;
 
 /// The inputs of an encoder's construction, besides the backend.
@@ -102,8 +102,8 @@ impl<B: Backend> Encoder<B> {
     /// Reads all weights.
     ///
     /// # Errors
-    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
-    pub fn load(backend: B, parts: EncoderParts<'_>) -> Result<Self, LoadError> {
+    /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
+    pub fn load(backend: B, parts: EncoderParts<'_>) -> LoadResult<Self> {
         let EncoderParts { config, source, context_length, convert, progress } = parts;
         let (names, hidden) = (config.names, config.hidden_size);
         let file = EncoderFile::new(&backend, source, convert, &names)?;
@@ -231,7 +231,7 @@ impl<B: Backend> EncoderLayer<B> {
         config: &EncoderConfig,
         layer: EncoderLayerConfig,
         index: usize,
-    ) -> Result<Self, LoadError> {
+    ) -> LoadResult<Self> {
         let EncoderNames { layers, .. } = config.names;
         let name = |part: &str| format!("{layers}.{index}.{part}");
         let (names, hidden, inner) = (config.names, config.hidden_size, config.intermediate_size);
