@@ -39,7 +39,7 @@ impl<B: Backend> AltUp<B> {
     }
 
     /// Computes all streams of a step from its embeddings, which are in `stream.residual`.
-    pub fn begin(&self, backend: &B, num_rows: usize, stream: &mut Stream<B>) -> Result<()> {
+    pub fn begin(&self, backend: &B, num_rows: usize, stream: &mut Stream<B::Buffer>) -> Result<()> {
         let Stream { residual, altup: AltUpStreams { current, rows, .. }, .. } = stream;
         rows.clear();
         rows.extend(0..num_rows);
@@ -57,8 +57,8 @@ impl<B: Backend> AltUp<B> {
         &self,
         backend: &B,
         wanted: &[usize],
-        stream: &mut Stream<B>,
-        work: &mut LayerBuffers<B>,
+        stream: &mut Stream<B::Buffer>,
+        work: &mut LayerBuffers<B::Buffer>,
     ) -> Result<()> {
         let Stream { added: out, altup: AltUpStreams { current, .. }, .. } = stream;
         let LayerBuffers { mixed, gate, up, .. } = work;
@@ -95,7 +95,7 @@ pub struct LayerAltUp<B: Backend> {
 impl<B: Backend> LayerAltUp<B> {
     /// # Errors
     /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
-    pub fn load(loader: &Loader<'_, B>, config: &AltUpConfig, eps: f32) -> LoadResult<Self> {
+    pub fn load(loader: &Loader<'_, B>, config: &AltUpConfig) -> LoadResult<Self> {
         let (file, layer, hidden, streams) = (loader.file, loader.layer, loader.hidden, config.num_streams);
         const LEFT: Names = ["laurel.linear_left", "laurel_l"];
         // GGUF's metadata lacks the rank.
@@ -108,7 +108,7 @@ impl<B: Backend> LayerAltUp<B> {
         Ok(Self {
             num_streams: streams,
             active: config.active,
-            eps,
+            eps: loader.eps,
             router_norm: loader.backend.vector(router_norm)?,
             router: loader.gate(router)?,
             prediction: file.matrix_values(
@@ -131,7 +131,12 @@ impl<B: Backend> LayerAltUp<B> {
     }
 
     /// Predicts every stream; the active one's prediction becomes `stream.residual`.
-    pub fn predict(&self, backend: &B, stream: &mut Stream<B>, work: &mut LayerBuffers<B>) -> Result<()> {
+    pub fn predict(
+        &self,
+        backend: &B,
+        stream: &mut Stream<B::Buffer>,
+        work: &mut LayerBuffers<B::Buffer>,
+    ) -> Result<()> {
         let Stream { residual, altup, .. } = stream;
         self.route(backend, &altup.current[self.active], work, &mut altup.modalities)?;
         multiply(&altup.modalities, &self.prediction, self.num_streams, &mut altup.coefficients);
@@ -154,8 +159,8 @@ impl<B: Backend> LayerAltUp<B> {
         &self,
         backend: &B,
         input: &B::Buffer,
-        streams: &mut AltUpStreams<B>,
-        work: &mut LayerBuffers<B>,
+        streams: &mut AltUpStreams<B::Buffer>,
+        work: &mut LayerBuffers<B::Buffer>,
     ) -> Result<()> {
         let (LayerBuffers { gate, up, .. }, laurel) = (work, &mut streams.laurel);
         let [left, right] = &self.laurel;
@@ -166,7 +171,12 @@ impl<B: Backend> LayerAltUp<B> {
     }
 
     /// Adds the learned residual, and keeps the sum's magnitude.
-    pub fn add_laurel(&self, backend: &B, streams: &AltUpStreams<B>, residual: &mut B::Buffer) -> Result<()> {
+    pub fn add_laurel(
+        &self,
+        backend: &B,
+        streams: &AltUpStreams<B::Buffer>,
+        residual: &mut B::Buffer,
+    ) -> Result<()> {
         backend.add_scaled(residual, &streams.laurel, 1.0)?;
         backend.scale(residual, std::f32::consts::FRAC_1_SQRT_2)
     }
@@ -177,8 +187,8 @@ impl<B: Backend> LayerAltUp<B> {
         &self,
         backend: &B,
         inputs: Option<(&LayerInput<B>, &B::Buffer)>,
-        stream: &mut Stream<B>,
-        work: &mut LayerBuffers<B>,
+        stream: &mut Stream<B::Buffer>,
+        work: &mut LayerBuffers<B::Buffer>,
     ) -> Result<()> {
         let Stream { residual, added, altup, .. } = stream;
         self.route(backend, residual, work, &mut altup.modalities)?;
@@ -207,7 +217,7 @@ impl<B: Backend> LayerAltUp<B> {
         &self,
         backend: &B,
         input: &B::Buffer,
-        work: &mut LayerBuffers<B>,
+        work: &mut LayerBuffers<B::Buffer>,
         modalities: &mut Vec<f32>,
     ) -> Result<()> {
         let LayerBuffers { mixed, scores, .. } = work;

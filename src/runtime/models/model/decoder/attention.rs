@@ -1,6 +1,6 @@
 //! Attention of one layer: projections, norms of q, k and v, rotary positions, and its KV rows.
 
-use super::buffers::{LayerBuffers, LayerContext, Projection};
+use super::buffers::{LayerBuffers, LayerContext, Mixer, Projection};
 use super::load::Loader;
 use super::{StepBuffers, StoreIndex};
 use crate::backend::{Activation, AttentionSpec, Backend, ScoreRule, TextHeads};
@@ -33,12 +33,7 @@ struct KeysAndValues<B: Backend> {
 impl<B: Backend> Attention<B> {
     /// # Errors
     /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
-    pub fn load(
-        loader: &Loader<'_, B>,
-        config: &AttentionConfig,
-        eps: f32,
-        store: StoreIndex,
-    ) -> LoadResult<Self> {
+    pub fn load(loader: &Loader<'_, B>, config: &AttentionConfig, store: StoreIndex) -> LoadResult<Self> {
         let q_width = config.num_heads * config.head_dim;
         let [q_len, _] = normed_lens(config);
         let Projections { q, output_gate, kv } = load_projections(loader, config)?;
@@ -47,7 +42,7 @@ impl<B: Backend> Attention<B> {
         let sinks = || loader.values(["self_attn.sinks", "attn_sinks.weight"], config.num_heads);
         Ok(Self {
             config: config.clone(),
-            eps,
+            eps: loader.eps,
             store,
             q,
             output_gate,
@@ -58,16 +53,94 @@ impl<B: Backend> Attention<B> {
         })
     }
 
-    /// Computes the layer's attention into `out`.
-    pub fn apply(
-        &self,
-        context: &mut LayerContext<'_, B>,
+    /// Computes k and v of `own`, and q by `to_q`, as the projections give them.
+    fn project(
+        LayerContext { backend, step, work, .. }: &mut LayerContext<'_, B>,
+        to_q: Option<&Projection<B>>,
+        own: Option<&KeysAndValues<B>>,
         input: &B::Buffer,
-        out: &mut B::Buffer,
     ) -> Result<()> {
+        let LayerBuffers { q, k, v, .. } = &mut **work;
+        let mut products = Vec::with_capacity(3);
+        products.extend(to_q.map(|to_q| to_q.adapted(&step.adapted, q)));
+        if let Some(KeysAndValues { k: to_k, v: to_v, .. }) = own {
+            products.push(to_k.adapted(&step.adapted, k));
+            products.extend(to_v.as_ref().map(|to_v| to_v.adapted(&step.adapted, v)));
+        }
+        backend.matmul_each(input, &mut products)
+    }
+
+    /// Normalises and rotates projected keys, and normalises values.
+    fn finish_keys_and_values(
+        &self,
+        own: &KeysAndValues<B>,
+        context: &mut LayerContext<'_, B>,
+    ) -> Result<()> {
+        let LayerContext { backend, step, work, .. } = context;
+        let LayerBuffers { k, v, mixed, .. } = &mut **work;
+        match (&own.v, &own.v_norm) {
+            (None, Some(ones)) => backend.rms_norm(k, ones, self.eps, v)?,
+            (_, norm) => self.normalize(backend, norm.as_ref(), [v, &mut *mixed])?,
+        }
+        self.normalize_and_rotate((backend, step), own.k_norm.as_ref(), [k, mixed])
+    }
+
+    /// Normalises, rotates and scales projected queries.
+    fn finish_queries(&self, context: &mut LayerContext<'_, B>) -> Result<()> {
+        let LayerContext { backend, step, work, .. } = context;
+        let LayerBuffers { q, mixed, factors, .. } = &mut **work;
+        self.normalize_and_rotate((backend, step), self.q_norm.as_ref(), [&mut *q, mixed])?;
+        if let Some(temperature) = self.config.temperature {
+            temperature.fill_factors(&step.positions, factors);
+            backend.scale_rows(q, factors)?;
+        }
+        Ok(())
+    }
+
+    /// Normalises queries or keys before or behind the rotary embedding, as the family does.
+    fn normalize_and_rotate(
+        &self,
+        (backend, step): (&B, &StepBuffers<B>),
+        norm: Option<&B::Vector>,
+        [x, space]: [&mut B::Buffer; 2],
+    ) -> Result<()> {
+        let is_after = self.config.qk_norm == QkNorm::PerHeadAfterRope;
+        self.normalize(backend, norm.filter(|_| !is_after), [&mut *x, &mut *space])?;
+        if let Some(rope) = self.config.rope {
+            backend.rope(x, self.config.head_dim, &step.angles[rope])?;
+        }
+        self.normalize(backend, norm.filter(|_| is_after), [x, space])
+    }
+
+    fn normalize(
+        &self,
+        backend: &B,
+        norm: Option<&B::Vector>,
+        [x, space]: [&mut B::Buffer; 2],
+    ) -> Result<()> {
+        if let Some(norm) = norm {
+            backend.rms_norm(x, norm, self.eps, space)?;
+            std::mem::swap(x, space);
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> Mixer<B> for Attention<B> {
+    /// Returns false if the keys and values are another layer's.
+    fn store(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer) -> Result<bool> {
+        let Some(own) = &self.kv else { return Ok(false) };
+        Self::project(context, None, Some(own), input)?;
+        self.finish_keys_and_values(own, context)?;
+        let LayerContext { backend, step, kv, work, .. } = context;
+        backend.store_kv(kv, self.store.index, &work.k, &work.v, &step.spans[self.store.group])?;
+        Ok(true)
+    }
+
+    fn apply(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
         let (backend, config) = (context.backend, &self.config);
         let own = self.kv.as_ref().filter(|_| !context.is_stored);
-        self.project(context, own, input)?;
+        Self::project(context, Some(&self.q), own, input)?;
         if let Some(kv) = own {
             self.finish_keys_and_values(kv, context)?;
         }
@@ -101,101 +174,6 @@ impl<B: Backend> Attention<B> {
             std::mem::swap(gate, mixed);
         }
         backend.matmul_each(mixed, &mut [self.output.adapted(&step.adapted, out)])
-    }
-
-    /// Stores the keys and values of all rows, without attention. Returns false if they are another layer's.
-    pub fn store(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer) -> Result<bool> {
-        let Some(kv) = &self.kv else { return Ok(false) };
-        let LayerContext { backend, step, work, .. } = context;
-        let LayerBuffers { k, v, .. } = &mut **work;
-        let to_k = kv.k.adapted(&step.adapted, k);
-        match &kv.v {
-            None => backend.matmul_each(input, &mut [to_k])?,
-            Some(to_v) => backend.matmul_each(input, &mut [to_k, to_v.adapted(&step.adapted, v)])?,
-        }
-        self.finish_keys_and_values(kv, context)?;
-        let LayerContext { backend, step, kv, work, .. } = context;
-        let LayerBuffers { k, v, .. } = &**work;
-        backend.store_kv(kv, self.store.index, k, v, &step.spans[self.store.group])?;
-        Ok(true)
-    }
-
-    /// Computes q, and k and v of `own`, as the projections give them.
-    fn project(
-        &self,
-        LayerContext { backend, step, work, .. }: &mut LayerContext<'_, B>,
-        own: Option<&KeysAndValues<B>>,
-        input: &B::Buffer,
-    ) -> Result<()> {
-        let LayerBuffers { q, k, v, .. } = &mut **work;
-        let (rows, to_q) = (&step.adapted, self.q.adapted(&step.adapted, q));
-        match own {
-            None => backend.matmul_each(input, &mut [to_q]),
-            Some(KeysAndValues { k: to_k, v: None, .. }) => {
-                backend.matmul_each(input, &mut [to_q, to_k.adapted(rows, k)])
-            }
-            Some(KeysAndValues { k: to_k, v: Some(to_v), .. }) => {
-                backend.matmul_each(input, &mut [to_q, to_k.adapted(rows, k), to_v.adapted(rows, v)])
-            }
-        }
-    }
-
-    /// Normalises and rotates projected keys, and normalises values.
-    fn finish_keys_and_values(
-        &self,
-        own: &KeysAndValues<B>,
-        LayerContext { backend, step, work, .. }: &mut LayerContext<'_, B>,
-    ) -> Result<()> {
-        let LayerBuffers { k, v, mixed, .. } = &mut **work;
-        match (&own.v, &own.v_norm) {
-            (None, Some(ones)) => backend.rms_norm(k, ones, self.eps, v)?,
-            (_, norm) => self.normalize(backend, norm.as_ref(), v, mixed)?,
-        }
-        self.normalize_and_rotate((backend, step), own.k_norm.as_ref(), k, mixed)
-    }
-
-    /// Normalises, rotates and scales projected queries.
-    fn finish_queries(
-        &self,
-        LayerContext { backend, step, work, .. }: &mut LayerContext<'_, B>,
-    ) -> Result<()> {
-        let LayerBuffers { q, mixed, factors, .. } = &mut **work;
-        self.normalize_and_rotate((backend, step), self.q_norm.as_ref(), q, mixed)?;
-        if let Some(temperature) = self.config.temperature {
-            temperature.fill_factors(&step.positions, factors);
-            backend.scale_rows(q, factors)?;
-        }
-        Ok(())
-    }
-
-    /// Normalises queries or keys before or behind the rotary embedding, as the family does.
-    fn normalize_and_rotate(
-        &self,
-        (backend, step): (&B, &StepBuffers<B>),
-        norm: Option<&B::Vector>,
-        x: &mut B::Buffer,
-        space: &mut B::Buffer,
-    ) -> Result<()> {
-        let is_after = self.config.qk_norm == QkNorm::PerHeadAfterRope;
-        self.normalize(backend, norm.filter(|_| !is_after), x, space)?;
-        if let Some(rope) = self.config.rope {
-            backend.rope(x, self.config.head_dim, &step.angles[rope])?;
-        }
-        self.normalize(backend, norm.filter(|_| is_after), x, space)
-    }
-
-    fn normalize(
-        &self,
-        backend: &B,
-        norm: Option<&B::Vector>,
-        x: &mut B::Buffer,
-        space: &mut B::Buffer,
-    ) -> Result<()> {
-        if let Some(norm) = norm {
-            backend.rms_norm(x, norm, self.eps, space)?;
-            std::mem::swap(x, space);
-        }
-        Ok(())
     }
 }
 

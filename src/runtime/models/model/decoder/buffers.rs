@@ -132,43 +132,36 @@ pub struct LayerContext<'a, B: Backend> {
     pub kv: &'a mut B::Kv,
     /// Per-layer inputs of all layers, in families that have them.
     pub per_layer: Option<&'a B::Buffer>,
-    pub work: &'a mut LayerBuffers<B>,
+    pub work: &'a mut LayerBuffers<B::Buffer>,
     /// True if [`super::layer::DecoderLayer::store`] has stored the layer's keys and values. The layer then computes queries alone.
     pub is_stored: bool,
 }
 
+/// The part of a layer in which tokens see earlier ones.
+pub trait Mixer<B: Backend>: Send {
+    /// Stores the keys and values of all rows, if that can be done apart from the rest. Returns whether it was.
+    fn store(&self, _: &mut LayerContext<'_, B>, _input: &B::Buffer) -> Result<bool> {
+        Ok(false)
+    }
+
+    /// Computes the output from `input` into `out`.
+    fn apply(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()>;
+}
+
 /// Buffers of a part, kept between layers and steps.
-pub struct LayerBuffers<B: Backend> {
-    pub q: B::Buffer,
-    pub k: B::Buffer,
-    pub v: B::Buffer,
-    pub mixed: B::Buffer,
-    pub gate: B::Buffer,
-    pub up: B::Buffer,
+#[derive(Default)]
+pub struct LayerBuffers<T> {
+    pub q: T,
+    pub k: T,
+    pub v: T,
+    pub mixed: T,
+    pub gate: T,
+    pub up: T,
     /// Rows gathered for one expert, and the expert's results.
-    pub sent: B::Buffer,
-    pub returned: B::Buffer,
-    pub scores: B::Buffer,
+    pub sent: T,
+    pub returned: T,
+    pub scores: T,
     pub routing: Routing,
     /// Factors of the rows' queries.
     pub factors: Vec<f32>,
-}
-
-impl<B: Backend> LayerBuffers<B> {
-    pub fn new(backend: &B) -> Self {
-        let buffer = || backend.buffer();
-        Self {
-            q: buffer(),
-            k: buffer(),
-            v: buffer(),
-            mixed: buffer(),
-            gate: buffer(),
-            up: buffer(),
-            sent: buffer(),
-            returned: buffer(),
-            scores: buffer(),
-            routing: Routing::default(),
-            factors: Vec::new(),
-        }
-    }
 }

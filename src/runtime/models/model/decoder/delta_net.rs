@@ -6,7 +6,7 @@
 //! `Qwen3NextGatedDeltaNet.fix_query_key_value_ordering`).
 
 use super::StoreIndex;
-use super::buffers::{LayerBuffers, LayerContext, Projection};
+use super::buffers::{LayerBuffers, LayerContext, Mixer, Projection};
 use super::load::Loader;
 use crate::backend::{Activation, Backend, ConvSpec, DeltaShape, DeltaSpec};
 use crate::model::config::{DeltaNetConfig, Names};
@@ -32,54 +32,36 @@ pub struct DeltaNet<B: Backend> {
 impl<B: Backend> DeltaNet<B> {
     /// # Errors
     /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
-    pub fn load(
-        loader: &Loader<'_, B>,
-        config: &DeltaNetConfig,
-        eps: f32,
-        store: StoreIndex,
-    ) -> LoadResult<Self> {
+    pub fn load(loader: &Loader<'_, B>, config: &DeltaNetConfig, store: StoreIndex) -> LoadResult<Self> {
         let (file, layer, hidden, shape) = (loader.file, loader.layer, loader.hidden, config.shape);
         let (inner, heads) = (shape.value_heads * shape.value_dim, shape.value_heads);
         let ([qkv, gate], [rate, decay]) =
             (read_qkv_and_gate(loader, shape)?, read_rate_and_decay(loader, shape)?);
         let conv = ["linear_attn.conv1d", "ssm_conv1d"];
-        let mut fading = file.values(layer, ["linear_attn.A_log", "ssm_a"], heads)?;
-        let is_log = !loader.naming.gguf;
-        fading
-            .iter_mut()
-            .for_each(|value| *value = if is_log { libm::exp((*value).into()) as f32 } else { -*value });
         Ok(Self {
             shape,
-            eps,
+            eps: loader.eps,
             store,
             qkv: loader.projection(qkv)?,
             gate: loader.projection(gate)?,
             rate: loader.gate(rate)?,
             decay: loader.gate(decay)?,
             kernel: loader.backend.vector(file.conv(layer, conv, [shape.conv_width(), config.kernel])?)?,
-            fading: loader.backend.vector(fading)?,
+            fading: loader.fading(file.values(layer, ["linear_attn.A_log", "ssm_a"], heads)?)?,
             decay_bias: loader.values(["linear_attn.dt_bias", "ssm_dt.bias"], heads)?,
             norm: loader.values(["linear_attn.norm.weight", "ssm_norm.weight"], shape.value_dim)?,
             output: loader.linear(["linear_attn.out_proj", "ssm_out"], [hidden, inner])?,
         })
     }
+}
 
-    pub fn apply(
-        &self,
-        context: &mut LayerContext<'_, B>,
-        input: &B::Buffer,
-        out: &mut B::Buffer,
-    ) -> Result<()> {
+impl<B: Backend> Mixer<B> for DeltaNet<B> {
+    fn apply(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
         let LayerContext { backend, step, kv, work, .. } = context;
         let LayerBuffers { q: qkv, k: rate, v: decay, mixed, gate, up, .. } = &mut **work;
         let spans = &step.spans[self.store.group];
-        let onto = [
-            (&self.qkv, &mut *qkv),
-            (&self.gate, &mut *gate),
-            (&self.rate, &mut *rate),
-            (&self.decay, &mut *decay),
-        ];
-        backend.matmul_each(input, &mut onto.map(|(projection, out)| projection.onto(out)))?;
+        let (to_rate, to_decay) = (self.rate.onto(rate), self.decay.onto(decay));
+        backend.matmul_each(input, &mut [self.qkv.onto(qkv), self.gate.onto(gate), to_rate, to_decay])?;
         let conv = ConvSpec { store: self.store.index, kernel: &self.kernel, bias: None, silu: true };
         backend.convolve(kv, &conv, qkv, spans, mixed)?;
         let spec = DeltaSpec {

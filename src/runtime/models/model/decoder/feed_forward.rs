@@ -27,7 +27,6 @@ impl<B: Backend> FeedForward<B> {
         loader: &Loader<'_, B>,
         config: &FeedForwardConfig,
         gate_cutoff: Option<f32>,
-        eps: f32,
     ) -> LoadResult<Self> {
         let names = match &config.experts {
             None => loader.naming.parts.mlp,
@@ -35,7 +34,7 @@ impl<B: Backend> FeedForward<B> {
         };
         let dense = config.dense.as_ref().map(|config| Mlp::load(loader, names, config)).transpose()?;
         let dense = dense.map(|dense| Mlp { gate_cutoff, ..dense });
-        let experts = config.experts.as_ref().map(|config| Experts::load(loader, config, eps)).transpose()?;
+        let experts = config.experts.as_ref().map(|config| Experts::load(loader, config)).transpose()?;
         let hidden = loader.hidden;
         let dense_gate = |_| {
             let gate = loader.file.linear(loader.layer, loader.naming.parts.dense_gate, [1, hidden])?;
@@ -54,35 +53,27 @@ impl<B: Backend> FeedForward<B> {
         out: &mut B::Buffer,
     ) -> Result<()> {
         let LayerContext { backend, step, work, .. } = context;
-        let (backend, num_rows, adapted) = (*backend, step.tokens.len(), &step.adapted);
         match &self.dense {
             Some(dense) => {
                 let LayerBuffers { gate, up, .. } = &mut **work;
-                dense.apply(backend, input, adapted, [gate, up], out)?;
+                dense.apply(*backend, input, &step.adapted, [gate, up], out)?;
             }
-            None => backend.zeros(num_rows, self.hidden, out)?,
+            None => backend.zeros(step.tokens.len(), self.hidden, out)?,
         }
         if let Some(gate) = &self.dense_gate {
-            self.weigh(backend, gate, input, work, out)?;
+            Self::weigh(context, gate, input, out)?;
         }
-        match &self.experts {
-            None => Ok(()),
-            Some(experts) => {
-                experts.add(backend, ([num_rows, self.hidden], adapted), [input, residual], work, out)
-            }
-        }
+        self.experts.as_ref().map_or(Ok(()), |experts| experts.add(context, [input, residual], out))
     }
 
     /// Multiplies each row of `out` by the sigmoid of `gate`'s product with its input.
     fn weigh(
-        &self,
-        backend: &B,
+        LayerContext { backend, work, .. }: &mut LayerContext<'_, B>,
         gate: &Projection<B>,
         input: &B::Buffer,
-        work: &mut LayerBuffers<B>,
         out: &mut B::Buffer,
     ) -> Result<()> {
-        let LayerBuffers { scores, routing: Routing { scores: weights, .. }, .. } = work;
+        let LayerBuffers { scores, routing: Routing { scores: weights, .. }, .. } = &mut **work;
         gate.apply(backend, input, scores)?;
         backend.read(scores, weights)?;
         weights.iter_mut().for_each(|weight| *weight = math::sigmoid(*weight));
@@ -196,6 +187,7 @@ fn learned<B: Backend>(loader: &Loader<'_, B>, activation: Activation) -> LoadRe
 }
 
 struct Experts<B: Backend> {
+    hidden: usize,
     config: ExpertsConfig,
     router: Projection<B>,
     /// Biases for the choice of experts.
@@ -218,7 +210,7 @@ struct ExpertNorms<B: Backend> {
 }
 
 impl<B: Backend> Experts<B> {
-    fn load(loader: &Loader<'_, B>, config: &ExpertsConfig, eps: f32) -> LoadResult<Self> {
+    fn load(loader: &Loader<'_, B>, config: &ExpertsConfig) -> LoadResult<Self> {
         let names = &loader.naming.parts;
         let router = loader.file.linear(loader.layer, names.router, [config.count, loader.hidden])?;
         let shape = [config.mlp.intermediate_size, loader.hidden];
@@ -229,50 +221,52 @@ impl<B: Backend> Experts<B> {
         };
         let bias = |_| loader.file.flat_values(loader.layer, names.expert_bias, config.count);
         Ok(Self {
+            hidden: loader.hidden,
             config: config.clone(),
             router: loader.gate(router)?,
             bias: config.has_bias.then_some(()).map(bias).transpose()?,
             each: each.into_iter().map(expert).collect::<Result<_, _>>()?,
             norms: config.has_norms.then(|| ExpertNorms::load(loader, config.count)).transpose()?,
-            eps,
+            eps: loader.eps,
         })
     }
 
     /// Adds the experts' results, computed from `input` or, if they have norms of their own, from `residual`.
     fn add(
         &self,
-        backend: &B,
-        ([num_rows, hidden], adapted): ([usize; 2], &AdaptedRows),
+        context: &mut LayerContext<'_, B>,
         [input, residual]: [&B::Buffer; 2],
-        work: &mut LayerBuffers<B>,
         out: &mut B::Buffer,
     ) -> Result<()> {
         let Some(norms) = &self.norms else {
-            self.route(backend, input, work, None)?;
-            return self.visit(backend, input, adapted, work, out);
+            self.route(context, input, None)?;
+            return self.visit(context, input, out);
         };
-        let (mut space, mut sum) = (std::mem::take(&mut work.q), std::mem::take(&mut work.mixed));
+        let (backend, num_rows) = (context.backend, context.step.tokens.len());
+        let (mut space, mut sum) =
+            (std::mem::take(&mut context.work.q), std::mem::take(&mut context.work.mixed));
         backend.rms_norm(residual, &norms.router, self.eps, &mut space)?;
-        self.route(backend, &space, work, Some(&norms.scales))?;
+        self.route(context, &space, Some(&norms.scales))?;
         backend.rms_norm(residual, &norms.experts, self.eps, &mut space)?;
-        backend.zeros(num_rows, hidden, &mut sum)?;
-        self.visit(backend, &space, adapted, work, &mut sum)?;
+        backend.zeros(num_rows, self.hidden, &mut sum)?;
+        self.visit(context, &space, &mut sum)?;
         backend.rms_norm(out, &norms.dense_out, self.eps, &mut space)?;
         std::mem::swap(out, &mut space);
         backend.rms_norm(&sum, &norms.experts_out, self.eps, &mut space)?;
-        (work.q, work.mixed) = (space, sum);
-        backend.add_scaled(out, &work.q, 1.0)
+        backend.add_scaled(out, &space, 1.0)?;
+        (context.work.q, context.work.mixed) = (space, sum);
+        Ok(())
     }
 
     /// Computes the router's scores and assigns rows to experts.
     fn route(
         &self,
-        backend: &B,
+        context: &mut LayerContext<'_, B>,
         input: &B::Buffer,
-        work: &mut LayerBuffers<B>,
         scales: Option<&[f32]>,
     ) -> Result<()> {
-        let LayerBuffers { scores, routing, .. } = work;
+        let LayerContext { backend, work, .. } = context;
+        let LayerBuffers { scores, routing, .. } = &mut **work;
         self.router.apply(backend, input, scores)?;
         backend.read(scores, &mut routing.scores)?;
         routing.choose(&self.config, self.bias.as_deref());
@@ -283,19 +277,13 @@ impl<B: Backend> Experts<B> {
     }
 
     /// Runs the experts and adds their results in the order of the experts' numbers.
-    fn visit(
-        &self,
-        backend: &B,
-        input: &B::Buffer,
-        adapted: &AdaptedRows,
-        work: &mut LayerBuffers<B>,
-        out: &mut B::Buffer,
-    ) -> Result<()> {
-        let LayerBuffers { routing, sent, returned, gate, up, .. } = work;
+    fn visit(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
+        let LayerContext { backend, step, work, .. } = context;
+        let LayerBuffers { routing, sent, returned, gate, up, .. } = &mut **work;
         for (expert, Visitors { rows, weights }) in self.each.iter().zip(&routing.visitors) {
             if !rows.is_empty() {
                 let space = [&mut *gate, &mut *up, &mut *sent, &mut *returned];
-                expert.add(backend, input, WeightedRows { rows, weights }, adapted, space, out)?;
+                expert.add(*backend, input, WeightedRows { rows, weights }, &step.adapted, space, out)?;
             }
         }
         Ok(())

@@ -54,7 +54,7 @@ pub fn add_deep<B: Backend>(
     backend: &B,
     layer: usize,
     images: &[BatchImage<'_>],
-    Stream { residual, added, .. }: &mut Stream<B>,
+    Stream { residual, added, .. }: &mut Stream<B::Buffer>,
 ) -> Result<()> {
     let (mut rows, mut values) = (Vec::new(), Vec::new());
     for image in images {

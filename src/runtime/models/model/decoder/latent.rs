@@ -7,7 +7,7 @@
 //! heads then share one KV head, whose values are the beginning of its keys.
 
 use super::StoreIndex;
-use super::buffers::{LayerBuffers, LayerContext, Projection};
+use super::buffers::{LayerBuffers, LayerContext, Mixer, Projection};
 use super::load::Loader;
 use crate::backend::{AttentionSpec, Backend, ScoreRule};
 use crate::model::config::{LatentConfig, Names};
@@ -80,13 +80,29 @@ impl<B: Backend> LatentAttention<B> {
         })
     }
 
+    /// Computes the plain queries into `q`, the rotary queries into `mixed`, the latent row into `k` and the rotary key into
+    /// `v`.
+    fn project(&self, backend: &B, input: &B::Buffer, work: &mut LayerBuffers<B::Buffer>) -> Result<()> {
+        let LayerBuffers { q, k, v, mixed, gate, up, .. } = work;
+        let (latent, rotary_key) = (self.latent.onto(gate), self.rotary_key.onto(v));
+        match &self.query_down {
+            None => {
+                let (plain, rotary) = (self.plain_query.onto(q), self.rotary_query.onto(mixed));
+                backend.matmul_each(input, &mut [plain, rotary, latent, rotary_key])?;
+            }
+            Some((down, norm)) => {
+                backend.matmul_each(input, &mut [down.onto(k), latent, rotary_key])?;
+                backend.rms_norm_into_products(k, norm, LATENT_EPS, up)?;
+                backend.matmul_each(up, &mut [self.plain_query.onto(q), self.rotary_query.onto(mixed)])?;
+            }
+        }
+        backend.rms_norm(gate, &self.latent_norm, LATENT_EPS, k)
+    }
+}
+
+impl<B: Backend> Mixer<B> for LatentAttention<B> {
     /// Computes the layer's attention into `out`.
-    pub fn apply(
-        &self,
-        context: &mut LayerContext<'_, B>,
-        input: &B::Buffer,
-        out: &mut B::Buffer,
-    ) -> Result<()> {
+    fn apply(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
         let LayerContext { backend, step, kv, work, .. } = context;
         let (backend, config, angles) = (*backend, &self.config, &step.angles[self.config.rope]);
         self.project(backend, input, work)?;
@@ -109,25 +125,6 @@ impl<B: Backend> LatentAttention<B> {
         backend.attend(kv, &spec, up, spans, mixed)?;
         backend.matmul_heads(mixed, &self.values, gate)?;
         self.output.apply(backend, gate, out)
-    }
-
-    /// Computes the plain queries into `q`, the rotary queries into `mixed`, the latent row into `k` and the rotary key into
-    /// `v`.
-    fn project(&self, backend: &B, input: &B::Buffer, work: &mut LayerBuffers<B>) -> Result<()> {
-        let LayerBuffers { q, k, v, mixed, gate, up, .. } = work;
-        let (latent, rotary_key) = (self.latent.onto(gate), self.rotary_key.onto(v));
-        match &self.query_down {
-            None => {
-                let (plain, rotary) = (self.plain_query.onto(q), self.rotary_query.onto(mixed));
-                backend.matmul_each(input, &mut [plain, rotary, latent, rotary_key])?;
-            }
-            Some((down, norm)) => {
-                backend.matmul_each(input, &mut [down.onto(k), latent, rotary_key])?;
-                backend.rms_norm_into_products(k, norm, LATENT_EPS, up)?;
-                backend.matmul_each(up, &mut [self.plain_query.onto(q), self.rotary_query.onto(mixed)])?;
-            }
-        }
-        backend.rms_norm(gate, &self.latent_norm, LATENT_EPS, k)
     }
 }
 

@@ -2,10 +2,10 @@
 
 use super::StoreIndex;
 use super::altup::LayerAltUp;
-use super::buffers::LayerContext;
+use super::buffers::{LayerContext, Mixer};
 use super::feed_forward::FeedForward;
 use super::load::Loader;
-use super::mixer::Mixer;
+use super::mixer::load_mixer;
 use super::per_layer::LayerInput;
 use super::stream::Stream;
 use crate::backend::Backend;
@@ -21,7 +21,7 @@ pub struct DecoderLayer<B: Backend> {
     post_mixer: Option<B::Vector>,
     pre_mlp: Option<B::Vector>,
     post_mlp: Option<B::Vector>,
-    mixer: Option<Mixer<B>>,
+    mixer: Option<Box<dyn Mixer<B>>>,
     feed_forward: Option<FeedForward<B>>,
     input: Option<LayerInput<B>>,
     altup: Option<LayerAltUp<B>>,
@@ -37,13 +37,14 @@ impl<B: Backend> DecoderLayer<B> {
         config: &LayerConfig,
         stores: &[StoreIndex],
     ) -> LoadResult<Self> {
+        let loader = &Loader { eps: config.norm_eps, ..*loader };
         let (per_layer, altup) = (model.per_layer_inputs.as_ref(), model.altup.as_ref());
         let gate_cutoff = altup.and_then(|altup| altup.gate_cutoffs[loader.layer]);
         let norm = |wanted: bool, names| wanted.then(|| loader.norm(names, loader.hidden)).transpose();
         let names = &loader.naming.norms;
         let mixes = !matches!(config.mixer, MixerConfig::None);
         let feeds = !config.feed_forward.is_none();
-        let feed_forward = |_| FeedForward::load(loader, &config.feed_forward, gate_cutoff, config.norm_eps);
+        let feed_forward = |_| FeedForward::load(loader, &config.feed_forward, gate_cutoff);
         Ok(Self {
             eps: config.norm_eps,
             residual_scales: config.residual_scales,
@@ -51,10 +52,10 @@ impl<B: Backend> DecoderLayer<B> {
             post_mixer: norm(mixes && config.post_norms, names.post_mixer)?,
             pre_mlp: norm(feeds && config.pre_norms, names.pre_mlp)?,
             post_mlp: norm(feeds && config.post_norms, names.post_mlp)?,
-            mixer: Mixer::load(loader, config, stores)?,
+            mixer: load_mixer(loader, &config.mixer, stores)?,
             feed_forward: feeds.then_some(()).map(feed_forward).transpose()?,
-            input: per_layer.map(|input| LayerInput::load(loader, input, config.norm_eps)).transpose()?,
-            altup: altup.map(|altup| LayerAltUp::load(loader, altup, config.norm_eps)).transpose()?,
+            input: per_layer.map(|input| LayerInput::load(loader, input)).transpose()?,
+            altup: altup.map(|altup| LayerAltUp::load(loader, altup)).transpose()?,
             output_scale: match config.has_output_scale {
                 true => loader.file.values(loader.layer, OUTPUT_SCALE, 1)?[0],
                 false => 1.0,
@@ -64,7 +65,7 @@ impl<B: Backend> DecoderLayer<B> {
 
     /// Stores the keys and values of all rows, if that can be done apart from the rest: [`Self::apply`] then need not compute all
     /// of them. Returns whether it was done.
-    pub fn store(&self, context: &mut LayerContext<'_, B>, stream: &mut Stream<B>) -> Result<bool> {
+    pub fn store(&self, context: &mut LayerContext<'_, B>, stream: &mut Stream<B::Buffer>) -> Result<bool> {
         // A layer with alternating updates first predicts its input, so that `residual` is not what its keys are computed from.
         let Some(mixer) = self.mixer.as_ref().filter(|_| self.altup.is_none()) else { return Ok(false) };
         let Stream { residual, normed: space, .. } = stream;
@@ -73,7 +74,7 @@ impl<B: Backend> DecoderLayer<B> {
         mixer.store(context, input)
     }
 
-    pub fn apply(&self, context: &mut LayerContext<'_, B>, stream: &mut Stream<B>) -> Result<()> {
+    pub fn apply(&self, context: &mut LayerContext<'_, B>, stream: &mut Stream<B::Buffer>) -> Result<()> {
         let (backend, eps) = (context.backend, self.eps);
         if let Some(altup) = &self.altup {
             altup.predict(backend, stream, context.work)?;

@@ -18,6 +18,8 @@ pub struct Loader<'a, B: Backend> {
     pub convert: Convert<'a>,
     pub hidden: usize,
     pub layer: usize,
+    /// Added to the variance by the layer's norms.
+    pub eps: f32,
 }
 
 impl<B: Backend> Loader<'_, B> {
@@ -39,6 +41,12 @@ impl<B: Backend> Loader<'_, B> {
     ///
     /// # Errors
     /// `LoadError::Tensor` if an adapter changes the matrix; those of the backend.
+    pub fn fading(&self, mut stored: Vec<f32>) -> LoadResult<B::Vector> {
+        let rate = |value: f32| if self.naming.gguf { -value } else { libm::exp(value.into()) as f32 };
+        stored.iter_mut().for_each(|value| *value = rate(*value));
+        self.backend.vector(stored)
+    }
+
     pub fn projection(&self, linear: Linear) -> LoadResult<Projection<B>> {
         self.keep(linear, Matrix::Projection, B::weight)
     }

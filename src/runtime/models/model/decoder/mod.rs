@@ -99,8 +99,8 @@ pub struct Decoder<B: Backend> {
     /// The last layer that keeps rows or a state.
     last_keeper: usize,
     kv: B::Kv,
-    stream: Stream<B>,
-    work: LayerBuffers<B>,
+    stream: Stream<B::Buffer>,
+    work: LayerBuffers<B::Buffer>,
     step: StepBuffers<B>,
     /// Rows of the step that were not dropped; kept to reuse the memory.
     kept_rows: Vec<Row>,
@@ -121,8 +121,8 @@ struct HiddenStates<B: Backend> {
 }
 
 impl<B: Backend> HiddenStates<B> {
-    fn new(backend: &B) -> Self {
-        Self { on_backend: backend.buffer(), values: Vec::new() }
+    fn new() -> Self {
+        Self { on_backend: B::Buffer::default(), values: Vec::new() }
     }
 
     fn compute(&mut self, backend: &B, residual: &B::Buffer, norm: &B::Vector, eps: f32) -> Result<()> {
@@ -279,6 +279,7 @@ impl<B: Backend> Decoder<B> {
             convert,
             hidden: config.hidden_size,
             layer: 0,
+            eps: config.final_norm_eps,
         };
         let (embedding, head) = load_vocabulary(&loader, config.vocab_size)?;
         let final_norm = backend.vector(file.final_norm(config.hidden_size)?)?;
@@ -286,39 +287,30 @@ impl<B: Backend> Decoder<B> {
         let per_layer = config.per_layer_inputs.as_ref().map(per_layer).transpose()?;
         let altup = config.altup.as_ref().map(|altup| AltUp::load(&loader, altup)).transpose()?;
         let layers = load_layers(&loader, &config, &stores, progress)?;
-        let ropes: Vec<Rope> = config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect();
         adapters.iter().try_for_each(Adapter::check_taken)?;
         let mut spec = spec_of(&config, context_length, kv_type);
         spec.adapters = adapters.iter().map(|adapter| adapter.spec.clone()).collect();
-        let (stream, work) = (
-            Stream::new(&backend, config.altup.as_ref().map_or(0, |altup| altup.num_streams)),
-            LayerBuffers::new(&backend),
-        );
-        let step = StepBuffers::new(&config, spec.groups.len());
-        let (head_out, logits) = (backend.buffer(), Vec::new());
-        let (embedding, head) = (Arc::new(embedding), head.map(Arc::new));
-        let last_keeper = last_keeper(&config);
         Ok(Self {
-            backend,
-            config,
-            spec,
-            ropes,
-            embedding,
-            head,
+            ropes: config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect(),
+            embedding: Arc::new(embedding),
+            head: head.map(Arc::new),
             final_norm,
             per_layer,
             altup,
             layers,
-            last_keeper,
+            last_keeper: last_keeper(&config),
             kv,
-            stream,
-            work,
-            step,
+            stream: Stream::new(config.altup.as_ref().map_or(0, |altup| altup.num_streams)),
+            work: LayerBuffers::default(),
+            step: StepBuffers::new(&config, spec.groups.len()),
             kept_rows: Vec::new(),
-            head_out,
-            logits,
+            head_out: B::Buffer::default(),
+            logits: Vec::new(),
             hidden: None,
             assistant: None,
+            backend,
+            config,
+            spec,
         })
     }
 

@@ -47,7 +47,7 @@ impl<B: Backend> PerLayer<B> {
             eps: config.final_norm_eps,
             table_scale: (inputs.size as f32).sqrt(),
             projection_scale: 1.0 / (hidden as f32).sqrt(),
-            inputs: backend.buffer(),
+            inputs: B::Buffer::default(),
         })
     }
 
@@ -57,7 +57,7 @@ impl<B: Backend> PerLayer<B> {
         backend: &B,
         tokens: &[u32],
         embedded: &B::Buffer,
-        work: &mut LayerBuffers<B>,
+        work: &mut LayerBuffers<B::Buffer>,
     ) -> Result<()> {
         let LayerBuffers { mixed, gate, .. } = work;
         backend.matmul(embedded, &self.projection, None, mixed)?;
@@ -96,7 +96,7 @@ pub struct LayerInput<B: Backend> {
 impl<B: Backend> LayerInput<B> {
     /// # Errors
     /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
-    pub fn load(loader: &Loader<'_, B>, inputs: &PerLayerInputs, eps: f32) -> LoadResult<Self> {
+    pub fn load(loader: &Loader<'_, B>, inputs: &PerLayerInputs) -> LoadResult<Self> {
         let (layer, hidden, size) = (loader.layer, loader.hidden, inputs.size);
         Ok(Self {
             activation: inputs.activation,
@@ -104,7 +104,7 @@ impl<B: Backend> LayerInput<B> {
             gate: loader.linear(["per_layer_input_gate", "inp_gate"], [size, hidden])?,
             projection: loader.linear(["per_layer_projection", "proj"], [hidden, size])?,
             norm: loader.norm(["post_per_layer_input_norm", "post_norm"], hidden)?,
-            eps,
+            eps: loader.eps,
         })
     }
 
@@ -114,7 +114,7 @@ impl<B: Backend> LayerInput<B> {
         backend: &B,
         inputs: &B::Buffer,
         residual: &B::Buffer,
-        work: &mut LayerBuffers<B>,
+        work: &mut LayerBuffers<B::Buffer>,
         out: &mut B::Buffer,
     ) -> Result<()> {
         let LayerBuffers { mixed, gate, up, .. } = work;

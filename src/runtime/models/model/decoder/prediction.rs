@@ -61,8 +61,8 @@ pub struct PredictionBlock<B: Backend> {
     layer: DecoderLayer<B>,
     last_norm: B::Vector,
     kv: B::Kv,
-    stream: Stream<B>,
-    work: LayerBuffers<B>,
+    stream: Stream<B::Buffer>,
+    work: LayerBuffers<B::Buffer>,
     step: StepBuffers<B>,
     hidden: HiddenStates<B>,
     head_out: B::Buffer,
@@ -90,8 +90,16 @@ impl<B: Backend> Decoder<B> {
         let (layout, _, stores) = kv_layout(&config);
         let (kv, ropes) = (backend.kv(&layout, kv_type)?, &config.ropes);
         let number = if naming.gguf { num_layers } else { 0 };
-        let loader =
-            Loader { backend: &backend, file: &file, naming: &naming, ropes, convert, hidden, layer: number };
+        let loader = Loader {
+            backend: &backend,
+            file: &file,
+            naming: &naming,
+            ropes,
+            convert,
+            hidden,
+            layer: number,
+            eps: config.final_norm_eps,
+        };
         let norm = |names| file.global_norm(names, hidden);
         let input_norms = [norm(EMBEDDING_NORM)?, norm(HIDDEN_NORM)?].concat();
         // llama.cpp takes the decoder's norm where the block has none.
@@ -111,7 +119,7 @@ impl<B: Backend> Decoder<B> {
             groups: kv_groups(&config, kv_type),
             ..self.spec.clone()
         };
-        self.hidden = Some(HiddenStates::new(&self.backend));
+        self.hidden = Some(HiddenStates::new());
         Ok(PredictionBlock {
             ropes: ropes.iter().map(|rope| Rope::new(rope, spec.context_length)).collect(),
             embedding: own_embedding.unwrap_or_else(|| self.embedding.clone()),
@@ -121,11 +129,11 @@ impl<B: Backend> Decoder<B> {
             layer: DecoderLayer::load(&loader, &config, &config.layers[0], &stores[0])?,
             last_norm: backend.vector(last_norm)?,
             kv,
-            stream: Stream::new(&backend, 0),
-            work: LayerBuffers::new(&backend),
+            stream: Stream::new(0),
+            work: LayerBuffers::default(),
             step: StepBuffers::new(&config, spec.groups.len()),
-            hidden: HiddenStates::new(&backend),
-            head_out: backend.buffer(),
+            hidden: HiddenStates::new(),
+            head_out: B::Buffer::default(),
             joining: JoinedRows::default(),
             logits: Vec::new(),
             spec,

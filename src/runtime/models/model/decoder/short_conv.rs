@@ -2,7 +2,7 @@
 //! Source: transformers `Lfm2ShortConv`.
 
 use super::StoreIndex;
-use super::buffers::{LayerBuffers, LayerContext, Projection};
+use super::buffers::{LayerBuffers, LayerContext, Mixer, Projection};
 use super::load::Loader;
 use crate::backend::{Activation, Backend, ConvSpec};
 use crate::model::config::ShortConvConfig;
@@ -31,13 +31,10 @@ impl<B: Backend> ShortConv<B> {
             output: loader.linear(["conv.out_proj", "shortconv.out_proj"], [hidden; 2])?,
         })
     }
+}
 
-    pub fn apply(
-        &self,
-        context: &mut LayerContext<'_, B>,
-        input: &B::Buffer,
-        out: &mut B::Buffer,
-    ) -> Result<()> {
+impl<B: Backend> Mixer<B> for ShortConv<B> {
+    fn apply(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
         let LayerContext { backend, step, kv, work, .. } = context;
         let LayerBuffers { q: b, k: c, v: x, mixed, .. } = &mut **work;
         let [to_b, to_c, to_x] = &self.inputs;

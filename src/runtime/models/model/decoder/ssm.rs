@@ -4,7 +4,7 @@
 //! `-exp(A_log)`.
 
 use super::StoreIndex;
-use super::buffers::{LayerBuffers, LayerContext, Projection};
+use super::buffers::{LayerBuffers, LayerContext, Mixer, Projection};
 use super::load::Loader;
 use crate::backend::{Activation, Backend, ConvSpec, SsmSpec};
 use crate::model::config::{SsmConfig, SsmFactors, SsmNorm};
@@ -35,7 +35,6 @@ impl<B: Backend> Ssm<B> {
     pub fn load(
         loader: &Loader<'_, B>,
         config: &SsmConfig,
-        eps: f32,
         [conv_store, state_store]: [StoreIndex; 2],
     ) -> LoadResult<Self> {
         let (file, layer, shape) = (loader.file, loader.layer, config.shape);
@@ -56,7 +55,7 @@ impl<B: Backend> Ssm<B> {
         let norm = has_norm.then(norm).transpose()?;
         Ok(Self {
             config: config.clone(),
-            eps,
+            eps: loader.eps,
             conv_store,
             state_store,
             gate: loader.projection(gate)?,
@@ -64,25 +63,21 @@ impl<B: Backend> Ssm<B> {
             step: loader.gate(step)?,
             kernel: loader.backend.vector(kernel(loader, config, &hf("conv1d"))?)?,
             conv_bias: conv_bias.map(|bias| loader.backend.vector(bias)).transpose()?,
-            fading: loader.backend.vector(fading(loader, &hf("A_log"), shape.heads)?)?,
+            fading: loader.fading(file.flat_values(layer, [&hf("A_log"), "ssm_a"], shape.heads)?)?,
             step_bias: values("dt_bias", "ssm_dt.bias", shape.heads)?,
             skip: values("D", "ssm_d", shape.heads)?,
             norm,
             output: loader.linear([&hf("out_proj"), "ssm_out"], [loader.hidden, shape.inner()])?,
         })
     }
+}
 
-    pub fn apply(
-        &self,
-        context: &mut LayerContext<'_, B>,
-        input: &B::Buffer,
-        out: &mut B::Buffer,
-    ) -> Result<()> {
+impl<B: Backend> Mixer<B> for Ssm<B> {
+    fn apply(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
         let LayerContext { backend, step: rows, kv, work, .. } = context;
         let LayerBuffers { q: xbc, k: step, mixed, gate, up, .. } = &mut **work;
         let (shape, factors) = (self.config.shape, self.config.factors);
-        let onto = [(&self.gate, &mut *gate), (&self.xbc, &mut *xbc), (&self.step, &mut *step)];
-        backend.matmul_each(input, &mut onto.map(|(projection, out)| projection.onto(out)))?;
+        backend.matmul_each(input, &mut [self.gate.onto(gate), self.xbc.onto(xbc), self.step.onto(step)])?;
         for (buffer, factor) in [(&mut *gate, factors.gate), (&mut *step, factors.step)] {
             if factor != 1.0 {
                 backend.scale(buffer, factor)?;
@@ -105,22 +100,15 @@ impl<B: Backend> Ssm<B> {
             skip: &self.skip,
         };
         backend.ssm_scan(kv, &spec, [mixed, step], spans, up)?;
-        match (self.config.norm, &self.norm) {
-            (SsmNorm::BeforeGate, Some(norm)) => {
-                backend.rms_norm_groups(up, norm, shape.groups, self.eps, mixed)?;
-                backend.gated(Activation::Silu, gate, mixed)?;
-                self.output.apply(backend, gate, out)
-            }
-            (_, Some(norm)) => {
-                backend.gated(Activation::Silu, gate, up)?;
-                backend.rms_norm_groups(gate, norm, shape.groups, self.eps, mixed)?;
-                self.output.apply(backend, mixed, out)
-            }
-            (_, None) => {
-                backend.gated(Activation::Silu, gate, up)?;
-                self.output.apply(backend, gate, out)
-            }
-        }
+        let is_before = self.config.norm == SsmNorm::BeforeGate;
+        let norm = |x: &B::Buffer, out: &mut B::Buffer| match &self.norm {
+            Some(norm) => backend.rms_norm_groups(x, norm, shape.groups, self.eps, out).map(|()| true),
+            None => Ok(false),
+        };
+        let values = if is_before && norm(up, mixed)? { &*mixed } else { &*up };
+        backend.gated(Activation::Silu, gate, values)?;
+        let gated = if !is_before && norm(gate, mixed)? { mixed } else { gate };
+        self.output.apply(backend, gated, out)
     }
 }
 
@@ -137,11 +125,4 @@ fn kernel<B: Backend>(loader: &Loader<'_, B>, config: &SsmConfig, name: &str) ->
         }
     }
     Ok(weights)
-}
-
-/// Reads the rates at which the heads' states fade: `exp(A_log)`, or `-A` in GGUF.
-fn fading<B: Backend>(loader: &Loader<'_, B>, name: &str, heads: usize) -> LoadResult<Vec<f32>> {
-    let stored = loader.file.flat_values(loader.layer, [name, "ssm_a"], heads)?;
-    let is_log = !loader.naming.gguf;
-    Ok(stored.into_iter().map(|value| if is_log { libm::exp(value.into()) as f32 } else { -value }).collect())
 }

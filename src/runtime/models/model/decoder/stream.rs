@@ -5,34 +5,33 @@ use crate::backend::Backend;
 use llmctl_base::error::Result;
 
 /// The residual stream and the buffers that layers read and write.
-pub struct Stream<B: Backend> {
-    pub residual: B::Buffer,
-    pub normed: B::Buffer,
+#[derive(Default)]
+pub struct Stream<T> {
+    pub residual: T,
+    pub normed: T,
     /// Output of a part, to be added to the residual stream.
-    pub added: B::Buffer,
-    pub altup: AltUpStreams<B>,
+    pub added: T,
+    pub altup: AltUpStreams<T>,
 }
 
-impl<B: Backend> Stream<B> {
+impl<T: Default> Stream<T> {
     /// Creates the stream of a model with `num_streams` in alternation; 0 for other models.
-    pub fn new(backend: &B, num_streams: usize) -> Self {
-        Self {
-            residual: backend.buffer(),
-            normed: backend.buffer(),
-            added: backend.buffer(),
-            altup: AltUpStreams::new(backend, num_streams),
-        }
+    pub fn new(num_streams: usize) -> Self {
+        let buffers = || std::iter::repeat_with(T::default).take(num_streams).collect();
+        let altup = AltUpStreams { current: buffers(), predicted: buffers(), ..AltUpStreams::default() };
+        Self { altup, ..Self::default() }
     }
 }
 
 /// The streams of alternating updates, of which `Stream::residual` holds the one that a layer computes.
-pub struct AltUpStreams<B: Backend> {
+#[derive(Default)]
+pub struct AltUpStreams<T> {
     /// `[rows, hidden]` by stream.
-    pub current: Vec<B::Buffer>,
+    pub current: Vec<T>,
     /// A layer's prediction of each stream.
-    pub predicted: Vec<B::Buffer>,
+    pub predicted: Vec<T>,
     /// A layer's learned residual.
-    pub laurel: B::Buffer,
+    pub laurel: T,
     /// `[rows, streams]`, from the router.
     pub modalities: Vec<f32>,
     /// Weights by row, computed from `modalities`.
@@ -43,22 +42,9 @@ pub struct AltUpStreams<B: Backend> {
     pub rows: Vec<usize>,
 }
 
-impl<B: Backend> AltUpStreams<B> {
-    fn new(backend: &B, num_streams: usize) -> Self {
-        let buffers = || (0..num_streams).map(|_| backend.buffer()).collect();
-        Self {
-            current: buffers(),
-            predicted: buffers(),
-            laurel: backend.buffer(),
-            modalities: Vec::new(),
-            coefficients: Vec::new(),
-            weights: Vec::new(),
-            rows: Vec::new(),
-        }
-    }
-
+impl<T> AltUpStreams<T> {
     /// Drops all other rows between two layers.
-    pub fn keep_rows(&mut self, backend: &B, rows: &[usize]) -> Result<()> {
+    pub fn keep_rows<B: Backend<Buffer = T>>(&mut self, backend: &B, rows: &[usize]) -> Result<()> {
         for (current, space) in self.current.iter_mut().zip(&mut self.predicted) {
             backend.select_rows(current, rows, space)?;
             std::mem::swap(current, space);
