@@ -70,7 +70,7 @@ use super::model::arch::Description;
 use super::model::config::{DecoderConfig, MixerConfig};
 use super::model::decoder::{AssistantParts, Decoder, DecoderParts, Matrix, PredictionParts, kv_groups};
 use super::model::recognise::{Recognised, recognise};
-use super::model::weights::WeightFile;
+use super::model::weights::{TensorFacts, WeightFile};
 use super::model::{Model, STEP_TOKENS};
 use super::panels::PanelStore;
 use super::tensor::HostTensor;
@@ -266,17 +266,22 @@ pub fn load_with_draft(
     let mut notices = resolved.notices.clone();
     let options = &in_force(&files, options, &mut notices);
     notices.extend(texts.chat_templates.notice().into_iter().chain(files.notices()?));
-    let vocab_size = checked_vocabulary(&files, &recognised, options, &mut notices)?;
-    fit_vocabulary(&mut texts, vocab_size, &mut notices);
+    #[cfg(feature = "candle-families")]
+    if let Recognised::CandleModel(plan) = &recognised {
+        candle_models::check(&files, plan, options)?;
+        notices.extend(candle_models::notices(plan));
+    }
+    fit_vocabulary(&mut texts, inspect::decoder_facts(&recognised).vocab_size, &mut notices);
     draft.iter().try_for_each(|draft| draft.check_vocabulary(&texts.tokenizer))?;
     let details: Vec<Notice> = prediction::unused(&files, &recognised)?.into_iter().collect();
+    let alone = Planned::alone(&files, &recognised, options);
     let block = match &draft {
         Some(_) => None,
-        None => prediction::block(&files, &recognised, options, &resolved.name)?,
+        None => prediction::block(alone, &resolved.name)?,
     };
-    let vision = vision_of(&files, &recognised, options, &mut notices)?;
-    let beside = Beside { draft: draft.as_ref(), block: block.as_ref(), vision: vision.as_ref() };
-    let context_length = context_of(&files, &recognised, beside, options, &mut notices)?;
+    let vision = alone.vision(&mut notices)?;
+    let planned = Planned { draft: draft.as_ref(), block: block.as_ref(), vision: vision.as_ref(), ..alone };
+    let context_length = planned.context(&mut notices)?;
     let shares = draft.is_some() || block.is_some() || vision.is_some();
     let workers = shares.then(|| options.device.workers()).flatten().transpose().map_err(backend)?;
     let with = |identity| DecoderWith {
@@ -307,26 +312,6 @@ pub fn load_with_draft(
         draft.map(|draft| draft.load(options, workers.as_ref(), context_length, &mut notices)).transpose()?;
     let (name, draft) = (resolved.name.clone(), draft.or(own));
     Ok(LoadedModel { name, model, texts, fingerprint, notices, draft, tower, details })
-}
-
-/// Returns the rows of the vocabulary of a model, once its settings are checked.
-fn checked_vocabulary(
-    files: &ModelFiles,
-    recognised: &Recognised,
-    options: &LoadOptions,
-    notices: &mut Vec<Notice>,
-) -> LoadResult<usize> {
-    #[cfg(not(feature = "candle-families"))]
-    let _ = (files, options, notices);
-    Ok(match recognised {
-        Recognised::Native(description) => description.config.vocab_size,
-        #[cfg(feature = "candle-families")]
-        Recognised::CandleModel(plan) => {
-            candle_models::check(files, plan, options)?;
-            notices.extend(candle_models::notices(plan));
-            plan.sizes.vocab_size
-        }
-    })
 }
 
 /// Adapts the vocabulary to the embedding's rows. Published models have tokens without a row (Gemma 3's image token,
@@ -383,32 +368,53 @@ pub fn memory_need(
 fn plan(files: &ModelFiles, options: &LoadOptions, notices: &mut Vec<Notice>) -> LoadResult<(usize, Demand)> {
     let options = in_force(files, options, notices);
     let recognised = recognise(files.config_reader())?;
-    let block = prediction::block(files, &recognised, &options, "")?;
-    let vision = vision_of(files, &recognised, &options, notices)?;
-    let beside = Beside { draft: None, block: block.as_ref(), vision: vision.as_ref() };
-    let context = context_of(files, &recognised, beside, &options, notices)?;
-    Ok((context, demand_of(files, &recognised, beside, &options, context)?))
+    let alone = Planned::alone(files, &recognised, &options);
+    let (block, vision) = (prediction::block(alone, "")?, alone.vision(notices)?);
+    let planned = Planned { block: block.as_ref(), vision: vision.as_ref(), ..alone };
+    let context = planned.context(notices)?;
+    Ok((context, planned.demand(context)?))
 }
 
-/// Drafters and the tower, which take memory beside the model.
+/// A model that is planned, and the drafters and the tower, which take memory beside it.
 #[derive(Clone, Copy)]
-struct Beside<'a> {
+struct Planned<'a> {
+    files: &'a ModelFiles,
+    recognised: &'a Recognised,
+    options: &'a LoadOptions,
     draft: Option<&'a DraftFiles>,
     block: Option<&'a OwnBlock>,
     vision: Option<&'a VisionFiles>,
 }
 
-/// Finds the tower of a model that our decoder runs.
-fn vision_of(
-    files: &ModelFiles,
-    recognised: &Recognised,
-    options: &LoadOptions,
-    notices: &mut Vec<Notice>,
-) -> LoadResult<Option<VisionFiles>> {
-    match recognised {
-        Recognised::Native(description) => vision::find(files, description, options.images, notices),
-        #[cfg(feature = "candle-families")]
-        Recognised::CandleModel(_) => Ok(None),
+impl<'a> Planned<'a> {
+    fn alone(files: &'a ModelFiles, recognised: &'a Recognised, options: &'a LoadOptions) -> Self {
+        Self { files, recognised, options, draft: None, block: None, vision: None }
+    }
+
+    /// Finds the tower of a model that our decoder runs.
+    fn vision(self, notices: &mut Vec<Notice>) -> LoadResult<Option<VisionFiles>> {
+        let Some(description) = self.recognised.native() else { return Ok(None) };
+        vision::find(self.files, description, self.options.images, notices)
+    }
+
+    fn context(self, notices: &mut Vec<Notice>) -> LoadResult<usize> {
+        let most = inspect::decoder_facts(self.recognised).context_length;
+        context(most, |context| self.demand(context), self.options, notices)
+    }
+
+    /// Computes the memory of a model and its drafters with a context of up to `context` tokens.
+    fn demand(self, context: usize) -> LoadResult<Demand> {
+        let Self { files, recognised, options, draft, block, vision } = self;
+        match recognised {
+            Recognised::Native(description) => {
+                let demand = demand(files, description, options, context)?;
+                let demand = block.map_or(demand, |block| block.add_demand(demand, options, context));
+                let demand = vision.map_or(Ok(demand), |vision| vision.add_demand(demand, files, options))?;
+                draft.map_or(Ok(demand), |draft| draft.add_demand(demand, options, context))
+            }
+            #[cfg(feature = "candle-families")]
+            Recognised::CandleModel(plan) => Ok(candle_models::demand(files, plan)),
+        }
     }
 }
 
@@ -427,39 +433,6 @@ fn in_force(files: &ModelFiles, options: &LoadOptions, notices: &mut Vec<Notice>
         notices.push(Notice::PackedWeights { form: packed.form, count: packed.count, bytes, rounded });
     }
     options
-}
-
-fn context_of(
-    files: &ModelFiles,
-    recognised: &Recognised,
-    beside: Beside<'_>,
-    options: &LoadOptions,
-    notices: &mut Vec<Notice>,
-) -> LoadResult<usize> {
-    let most = inspect::decoder_facts(recognised).context_length;
-    let demand = |context| demand_of(files, recognised, beside, options, context);
-    context(most, demand, options, notices)
-}
-
-/// Computes the memory of a model and its drafters with a context of up to `context` tokens.
-fn demand_of(
-    files: &ModelFiles,
-    recognised: &Recognised,
-    beside: Beside<'_>,
-    options: &LoadOptions,
-    context: usize,
-) -> LoadResult<Demand> {
-    match recognised {
-        Recognised::Native(description) => {
-            let demand = demand(files, description, options, context)?;
-            let demand = beside.block.map_or(demand, |block| block.add_demand(demand, options, context));
-            let demand =
-                beside.vision.map_or(Ok(demand), |vision| vision.add_demand(demand, files, options))?;
-            beside.draft.map_or(Ok(demand), |draft| draft.add_demand(demand, options, context))
-        }
-        #[cfg(feature = "candle-families")]
-        Recognised::CandleModel(plan) => Ok(candle_models::demand(files, plan)),
-    }
 }
 
 /// Chooses the context, at most `most` tokens, or returns why it does not fit. `demand` computes the model's memory
@@ -534,7 +507,7 @@ fn demand(
 
 /// Returns the bytes of tensors in memory.
 fn tensor_bytes(
-    tensors: impl IntoIterator<Item = (String, Vec<usize>, Dtype)>,
+    tensors: impl IntoIterator<Item = TensorFacts>,
     config: &DecoderConfig,
     options: &LoadOptions,
 ) -> LoadResult<u64> {

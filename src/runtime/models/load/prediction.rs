@@ -3,7 +3,7 @@
 
 use super::draft::LoadedDraft;
 use super::files::ModelFiles;
-use super::{LoadOptions, tensor_bytes};
+use super::{LoadOptions, Planned, tensor_bytes};
 use crate::backend::PAGE_TOKENS;
 use crate::memory::Demand;
 use crate::model::Model;
@@ -36,19 +36,13 @@ pub struct OwnBlock {
 ///
 /// # Errors
 /// [`LoadError::NoPrediction`] if one is required; [`LoadError::Tensor`] for a tensor of an impossible size.
-pub fn block(
-    files: &ModelFiles,
-    recognised: &Recognised,
-    options: &LoadOptions,
-    name: &str,
-) -> LoadResult<Option<OwnBlock>> {
-    let found = match recognised {
-        _ if options.prediction == PredictionUse::Never => return Ok(None),
-        Recognised::Native(description) => find(files, description, options)?,
-        #[cfg(feature = "candle-families")]
-        Recognised::CandleModel(_) => None,
-    };
-    match (found, options.prediction) {
+pub(super) fn block(planned: Planned<'_>, name: &str) -> LoadResult<Option<OwnBlock>> {
+    let Planned { files, recognised, options, .. } = planned;
+    if options.prediction == PredictionUse::Never {
+        return Ok(None);
+    }
+    let found = recognised.native().map(|description| find(files, description, options)).transpose()?;
+    match (found.flatten(), options.prediction) {
         (None, PredictionUse::Required) => {
             let message = match unused(files, recognised)? {
                 Some(notice) => notice.to_string(),
@@ -79,17 +73,12 @@ fn find(
 /// # Errors
 /// [`LoadError::Tensor`] if the file lacks its embedding table.
 pub fn unused(files: &ModelFiles, recognised: &Recognised) -> LoadResult<Option<Notice>> {
-    match recognised {
-        Recognised::Native(Description { config, naming, prediction }) => {
-            let num_layers = config.layers.len();
-            let can = prediction.is_some()
-                && WeightFile::of_prediction(files.tensors(), naming, num_layers).is_some();
-            let has = WeightFile::new(files.tensors(), naming)?.has_prediction(num_layers);
-            Ok((has && !can).then_some(Notice::UnusedPrediction { architecture: config.architecture }))
-        }
-        #[cfg(feature = "candle-families")]
-        Recognised::CandleModel(_) => Ok(None),
-    }
+    let Some(Description { config, naming, prediction }) = recognised.native() else { return Ok(None) };
+    let num_layers = config.layers.len();
+    let block = WeightFile::of_prediction(files.tensors(), naming, num_layers);
+    let can = prediction.is_some() && block.is_some();
+    let has = WeightFile::new(files.tensors(), naming)?.has_prediction(num_layers);
+    Ok((has && !can).then_some(Notice::UnusedPrediction { architecture: config.architecture }))
 }
 
 impl OwnBlock {

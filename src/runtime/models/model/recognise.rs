@@ -15,6 +15,17 @@ pub enum Recognised {
     CandleModel(candle_models::CandlePlan),
 }
 
+impl Recognised {
+    /// Returns the description of a model that our decoder runs.
+    pub fn native(&self) -> Option<&Description> {
+        match self {
+            Recognised::Native(description) => Some(description),
+            #[cfg(feature = "candle-families")]
+            Recognised::CandleModel(_) => None,
+        }
+    }
+}
+
 /// Finds the model's family and the implementation that computes it.
 ///
 /// # Errors

@@ -11,6 +11,9 @@ use crate::tensor::{HostTensor, TensorSource};
 use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_kernel::{Dtype, quant};
 
+/// A tensor's name, shape and stored type.
+pub type TensorFacts = (String, Vec<usize>, Dtype);
+
 /// The tensors of one model, found by role.
 pub struct WeightFile<'a> {
     source: &'a dyn TensorSource,
@@ -72,7 +75,7 @@ impl<'a> WeightFile<'a> {
     }
 
     /// Lists the tensors of a file of [`Self::of_prediction`], as [`Self::decoder_tensors`] does.
-    pub fn prediction_tensors(&self, num_layers: usize) -> Vec<(String, Vec<usize>, Dtype)> {
+    pub fn prediction_tensors(&self, num_layers: usize) -> Vec<TensorFacts> {
         let ours = |name: &str| match self.naming.gguf {
             true => self.layer_of(name) == Some(num_layers),
             false => name.starts_with(&self.prefix),
@@ -91,6 +94,10 @@ impl<'a> WeightFile<'a> {
         self.source.names().iter().any(|name| is_of_one(name))
     }
 
+    pub fn naming(&self) -> &'a Naming {
+        self.naming
+    }
+
     pub fn adapters(&self) -> &[Adapter] {
         self.adapters
     }
@@ -102,10 +109,7 @@ impl<'a> WeightFile<'a> {
 
     /// Lists names, shapes and types of the text decoder's tensors, without other parts of the file (vision, audio,
     /// prediction heads).
-    pub fn decoder_tensors(
-        &self,
-        num_layers: usize,
-    ) -> impl Iterator<Item = (String, Vec<usize>, Dtype)> + '_ {
+    pub fn decoder_tensors(&self, num_layers: usize) -> impl Iterator<Item = TensorFacts> + '_ {
         let names = self.source.names();
         let ours = move |name: &str| {
             let is_decoders = self.naming.gguf || name.starts_with(&self.prefix) || name.contains("lm_head.");
@@ -302,7 +306,7 @@ impl<'a> WeightFile<'a> {
     }
 
     /// Returns name, shape and type of a tensor outside the layers, given its names without `.weight`.
-    pub fn describe_global(&self, [hf, gguf]: [&str; 2]) -> Option<(String, Vec<usize>, Dtype)> {
+    pub fn describe_global(&self, [hf, gguf]: [&str; 2]) -> Option<TensorFacts> {
         let name = format!("{}.weight", self.global_name(hf, gguf));
         self.source.describe(&name).map(|(shape, dtype)| (name, shape, dtype))
     }

@@ -10,7 +10,7 @@ use super::ExportTensor;
 use super::TensorOrigin;
 use super::folder_keys::ExportFamily;
 use crate::model::arch::Description;
-use crate::model::weights::WeightFile;
+use crate::model::weights::{TensorFacts, WeightFile};
 use crate::model::{MixerConfig, Names, Naming, RopeScaling};
 use crate::tensor::TensorSource;
 use llmctl_base::error::{LoadError, LoadResult};
@@ -31,9 +31,9 @@ pub(super) fn tensors(
     let file = WeightFile::new(source, &description.naming)?;
     let num_layers = description.config.layers.len();
     let mut list = TensorList { family, description, experts: BTreeMap::new(), found: computed(description) };
-    for (name, shape, dtype) in file.decoder_tensors(num_layers) {
-        if !COMPUTED.iter().any(|part| name.ends_with(part)) {
-            list.add(file.prefix(), name, shape, dtype)?;
+    for tensor in file.decoder_tensors(num_layers) {
+        if !COMPUTED.iter().any(|part| tensor.0.ends_with(part)) {
+            list.add(file.prefix(), tensor)?;
         }
     }
     list.finish()
@@ -94,7 +94,7 @@ struct ExpertStack {
 }
 
 impl TensorList<'_> {
-    fn add(&mut self, prefix: &str, name: String, shape: Vec<usize>, stored: Dtype) -> LoadResult<()> {
+    fn add(&mut self, prefix: &str, (name, shape, stored): TensorFacts) -> LoadResult<()> {
         if name.contains("lm_head.") {
             // A stored copy of a tied matrix is the embedding table again.
             if self.description.naming.tied != Some(true) {
@@ -106,8 +106,8 @@ impl TensorList<'_> {
         let in_layer = within.strip_prefix("layers.").and_then(|rest| rest.split_once('.'));
         let layer = in_layer.and_then(|(number, rest)| Some((number.parse::<usize>().ok()?, rest)));
         match layer {
-            Some((layer, rest)) => self.add_in_layer(layer, rest, &name, shape, stored),
-            None => self.add_global(&within, name.clone(), shape, stored),
+            Some((layer, rest)) => self.add_in_layer(layer, rest, (name.clone(), shape, stored)),
+            None => self.add_global(&within, (name.clone(), shape, stored)),
         }
         .ok_or_else(|| {
             let message = format!("has no name in GGUF files of {:?}", self.family.gguf_name);
@@ -119,7 +119,7 @@ impl TensorList<'_> {
         self.found.push(ExportTensor { name, shape, stored, origin });
     }
 
-    fn add_global(&mut self, within: &str, name: String, shape: Vec<usize>, stored: Dtype) -> Option<()> {
+    fn add_global(&mut self, within: &str, (name, shape, stored): TensorFacts) -> Option<()> {
         let (stem, part) = within.rsplit_once('.')?;
         if stem == "embed_tokens" {
             self.push("token_embd.weight".to_owned(), shape, stored, TensorOrigin::Whole(name));
@@ -139,24 +139,18 @@ impl TensorList<'_> {
         }
     }
 
-    fn add_in_layer(
-        &mut self,
-        layer: usize,
-        rest: &str,
-        name: &str,
-        shape: Vec<usize>,
-        stored: Dtype,
-    ) -> Option<()> {
+    fn add_in_layer(&mut self, layer: usize, rest: &str, tensor: TensorFacts) -> Option<()> {
         let experts = self.description.naming.parts.experts[0];
         if let Some(part) = rest.strip_prefix(experts).and_then(|part| part.strip_prefix('.')) {
-            return self.add_expert(layer, part, name, shape, stored);
+            return self.add_expert(layer, part, tensor);
         }
+        let (name, shape, stored) = tensor;
         let (stem, part) = rest.rsplit_once('.').filter(|(_, part)| ["weight", "bias"].contains(part))?;
         let gguf = layer_names(&self.description.naming).find(|[hf, _]| *hf == stem)?[1];
         let origin = match self.head_dim(layer, stem) {
-            Some(head_dim) => TensorOrigin::Interleaved { name: name.to_owned(), head_dim },
-            None if stem.ends_with("norm") => self.norm(name.to_owned()),
-            None => TensorOrigin::Whole(name.to_owned()),
+            Some(head_dim) => TensorOrigin::Interleaved { name, head_dim },
+            None if stem.ends_with("norm") => self.norm(name),
+            None => TensorOrigin::Whole(name),
         };
         self.push(format!("blk.{layer}.{gguf}.{part}"), shape, stored, origin);
         Some(())
@@ -172,25 +166,18 @@ impl TensorList<'_> {
     }
 
     /// Adds a tensor of experts: a module of one, or all of them stacked, gate and up perhaps in one tensor.
-    fn add_expert(
-        &mut self,
-        layer: usize,
-        part: &str,
-        name: &str,
-        shape: Vec<usize>,
-        stored: Dtype,
-    ) -> Option<()> {
+    fn add_expert(&mut self, layer: usize, part: &str, (name, shape, stored): TensorFacts) -> Option<()> {
         let stacked = |kind: &str| format!("blk.{layer}.ffn_{kind}_exps.weight");
         if part == "gate_up_proj" {
             let [count, rows, cols] = shape.try_into().ok()?;
             for (kind, start) in [("gate", 0), ("up", rows / 2)] {
-                let origin = TensorOrigin::Rows { name: name.to_owned(), start, end: start + rows / 2 };
+                let origin = TensorOrigin::Rows { name: name.clone(), start, end: start + rows / 2 };
                 self.push(stacked(kind), vec![count, rows / 2, cols], stored, origin);
             }
             return Some(());
         }
         if part == "down_proj" {
-            self.push(stacked("down"), shape, stored, TensorOrigin::Whole(name.to_owned()));
+            self.push(stacked("down"), shape, stored, TensorOrigin::Whole(name));
             return Some(());
         }
         let (number, module) = part.split_once('.')?;
@@ -201,7 +188,7 @@ impl TensorList<'_> {
             shape: shape.clone(),
             stored,
         });
-        stack.members.insert(number.parse().ok()?, name.to_owned());
+        stack.members.insert(number.parse().ok()?, name);
         (stack.shape == shape).then_some(())
     }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use super::head::ALIGNMENT;
 use super::{Export, PlannedTensor, TensorOrigin};
 use crate::load::quantize::convert_exactly;
-use crate::model::weights::{Linear, to_f32};
+use crate::model::weights::{Linear, missing, to_f32};
 use crate::tensor::{HostTensor, SharedBytes};
 use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_base::private_files::UnfinishedFile;
@@ -96,8 +96,7 @@ impl Export<'_> {
     }
 
     fn find(&self, name: &str) -> LoadResult<HostTensor> {
-        let missing = || LoadError::Tensor { tensor: name.to_owned(), message: "not in the file".to_owned() };
-        self.files.tensors().tensor(name)?.ok_or_else(missing)
+        self.files.tensors().tensor(name)?.ok_or_else(|| missing(name))
     }
 
     /// Reads a tensor, rearranged.

@@ -67,17 +67,7 @@ impl<B: Backend> Decoder<B> {
         }
         file.check_layers(config.layers.len())?;
         let (hidden, width) = (config.hidden_size, self.config.hidden_size);
-        let ropes = &config.ropes;
-        let loader = Loader {
-            backend,
-            file: &file,
-            naming: &naming,
-            ropes,
-            convert,
-            hidden,
-            layer: 0,
-            eps: config.final_norm_eps,
-        };
+        let loader = Loader::new(backend, &file, &config, convert);
         let (_, _, stores) = kv_layout(&self.config);
         let layer = |(layer, described): (usize, &LayerConfig)| {
             let MixerConfig::Attention(attention) = &described.mixer else {

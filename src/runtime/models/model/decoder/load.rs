@@ -3,7 +3,7 @@
 use super::buffers::Projection;
 use super::{Convert, Matrix};
 use crate::backend::Backend;
-use crate::model::config::{Names, Naming, RopeConfig};
+use crate::model::config::{DecoderConfig, Names, Naming, RopeConfig};
 use crate::model::low_rank::{LowRank, LowRankMatrices, not_adapted};
 use crate::model::weights::{Linear, WeightFile};
 use crate::tensor::HostTensor;
@@ -22,7 +22,18 @@ pub struct Loader<'a, B: Backend> {
     pub eps: f32,
 }
 
-impl<B: Backend> Loader<'_, B> {
+impl<'a, B: Backend> Loader<'a, B> {
+    /// Returns the loader of the first layer, and of what belongs to no layer.
+    pub fn new(
+        backend: &'a B,
+        file: &'a WeightFile<'a>,
+        config: &'a DecoderConfig,
+        convert: Convert<'a>,
+    ) -> Self {
+        let (naming, ropes, hidden) = (file.naming(), &config.ropes[..], config.hidden_size);
+        Self { backend, file, naming, ropes, convert, hidden, layer: 0, eps: config.final_norm_eps }
+    }
+
     pub fn norm(&self, names: Names, len: usize) -> LoadResult<B::Vector> {
         self.backend.vector(self.file.layer_norm(self.layer, names, len)?)
     }
@@ -37,16 +48,17 @@ impl<B: Backend> Loader<'_, B> {
         self.backend.vector(self.file.values(self.layer, names, len)?)
     }
 
-    /// Uploads a matrix and its bias.
-    ///
-    /// # Errors
-    /// `LoadError::Tensor` if an adapter changes the matrix; those of the backend.
+    /// Uploads the rates at which the heads' states fade: `exp(A_log)`, or `-A` in GGUF.
     pub fn fading(&self, mut stored: Vec<f32>) -> LoadResult<B::Vector> {
         let rate = |value: f32| if self.naming.gguf { -value } else { libm::exp(value.into()) as f32 };
         stored.iter_mut().for_each(|value| *value = rate(*value));
         self.backend.vector(stored)
     }
 
+    /// Uploads a matrix and its bias.
+    ///
+    /// # Errors
+    /// `LoadError::Tensor` if an adapter changes the matrix; those of the backend.
     pub fn projection(&self, linear: Linear) -> LoadResult<Projection<B>> {
         self.keep(linear, Matrix::Projection, B::weight)
     }

@@ -271,16 +271,7 @@ impl<B: Backend> Decoder<B> {
         file.check_layers(config.layers.len())?;
         let (layout, _, stores) = kv_layout(&config);
         let kv = backend.kv(&layout, kv_type)?;
-        let loader = Loader {
-            backend: &backend,
-            file: &file,
-            naming: &naming,
-            ropes: &config.ropes,
-            convert,
-            hidden: config.hidden_size,
-            layer: 0,
-            eps: config.final_norm_eps,
-        };
+        let loader = Loader::new(&backend, &file, &config, convert);
         let (embedding, head) = load_vocabulary(&loader, config.vocab_size)?;
         let final_norm = backend.vector(file.final_norm(config.hidden_size)?)?;
         let per_layer = |inputs| PerLayer::load(&loader, &config, inputs);

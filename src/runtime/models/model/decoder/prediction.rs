@@ -23,10 +23,10 @@ use crate::backend::{Backend, KvType};
 use crate::kv::PageRef;
 use crate::model::config::{DecoderConfig, LayerConfig, Names, Naming};
 use crate::model::rope::Rope;
-use crate::model::weights::WeightFile;
+use crate::model::weights::{WeightFile, missing};
 use crate::model::{Batch, BatchImage, Logits, Model, ModelSpec};
 use crate::tensor::{SharedBytes, TensorSource};
-use llmctl_base::error::{Error, LoadError, LoadResult, Result};
+use llmctl_base::error::{Error, LoadResult, Result};
 
 /// Names of the block's tensors outside its layer.
 const JOINED: Names = ["fc", "eh_proj"];
@@ -75,7 +75,7 @@ impl<B: Backend> Decoder<B> {
     /// Loads the block behind this decoder, which keeps its hidden states from here on.
     ///
     /// # Errors
-    /// [`LoadError::Tensor`] naming the tensor that is missing or has the wrong shape.
+    /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
     pub fn load_prediction(
         &mut self,
         backend: B,
@@ -83,23 +83,13 @@ impl<B: Backend> Decoder<B> {
     ) -> LoadResult<PredictionBlock<B>> {
         let PredictionParts { layer, naming, source, kv_type, convert } = parts;
         let (num_layers, hidden) = (self.config.layers.len(), self.config.hidden_size);
-        let file = WeightFile::of_prediction(source, &naming, num_layers).ok_or_else(|| {
-            LoadError::Tensor { tensor: "mtp.fc".to_owned(), message: "not in the file".to_owned() }
-        })?;
+        let file = WeightFile::of_prediction(source, &naming, num_layers);
+        let file = file.ok_or_else(|| missing("mtp.fc"))?;
         let config = DecoderConfig { layers: vec![layer], ..self.config.clone() };
         let (layout, _, stores) = kv_layout(&config);
-        let (kv, ropes) = (backend.kv(&layout, kv_type)?, &config.ropes);
+        let kv = backend.kv(&layout, kv_type)?;
         let number = if naming.gguf { num_layers } else { 0 };
-        let loader = Loader {
-            backend: &backend,
-            file: &file,
-            naming: &naming,
-            ropes,
-            convert,
-            hidden,
-            layer: number,
-            eps: config.final_norm_eps,
-        };
+        let loader = Loader { layer: number, ..Loader::new(&backend, &file, &config, convert) };
         let norm = |names| file.global_norm(names, hidden);
         let input_norms = [norm(EMBEDDING_NORM)?, norm(HIDDEN_NORM)?].concat();
         // llama.cpp takes the decoder's norm where the block has none.
@@ -121,7 +111,7 @@ impl<B: Backend> Decoder<B> {
         };
         self.hidden = Some(HiddenStates::new());
         Ok(PredictionBlock {
-            ropes: ropes.iter().map(|rope| Rope::new(rope, spec.context_length)).collect(),
+            ropes: config.ropes.iter().map(|rope| Rope::new(rope, spec.context_length)).collect(),
             embedding: own_embedding.unwrap_or_else(|| self.embedding.clone()),
             head: own_head.unwrap_or_else(|| self.head.as_ref().unwrap_or(&self.embedding).clone()),
             input_norms: backend.vector(input_norms)?,
