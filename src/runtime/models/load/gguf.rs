@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use super::gguf_types::{self, dtype, kind_name};
-use super::metadata::{Cursor, Metadata, shortened};
+use super::metadata::{Cursor, Metadata, malformed_tensor, shortened};
 use crate::tensor::{HostTensor, SharedBytes, TensorSource};
 use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_kernel::Dtype;
@@ -329,10 +329,6 @@ fn check_layout(
         return Err(LoadError::malformed(path, "end of file", message));
     }
     Ok(())
-}
-
-fn malformed_tensor(path: &Path, name: &str, message: String) -> LoadError {
-    LoadError::malformed(path, format!("tensor {:?}", shortened(name)), message)
 }
 
 /// A shard's metadata about its split.

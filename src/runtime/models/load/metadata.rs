@@ -301,6 +301,11 @@ fn malformed_key(path: &std::path::Path, key: &str, message: String) -> LoadErro
     LoadError::malformed(path, format!("key {:?}", shortened(key)), message)
 }
 
+/// Returns the error of a tensor in a file.
+pub(super) fn malformed_tensor(path: &std::path::Path, name: &str, message: String) -> LoadError {
+    LoadError::malformed(path, format!("tensor {:?}", shortened(name)), message)
+}
+
 /// Shortens and escapes a name from a file for a message.
 pub(super) fn shortened(name: &str) -> String {
     match name.char_indices().nth(100) {

@@ -17,7 +17,7 @@ use safetensors::tensor::Metadata;
 use serde::Deserialize;
 
 use super::hf;
-use super::metadata::shortened;
+use super::metadata::{malformed_tensor, shortened};
 use crate::tensor::{HostTensor, SharedBytes, TensorSource};
 use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_kernel::Dtype;
@@ -321,10 +321,6 @@ fn read_index(path: &Path) -> LoadResult<Index> {
 fn is_plain_name(file: &str) -> bool {
     let mut components = Path::new(file).components();
     matches!((components.next(), components.next()), (Some(Component::Normal(name)), None) if name == file)
-}
-
-fn malformed_tensor(path: &Path, name: &str, message: String) -> LoadError {
-    LoadError::malformed(path, format!("tensor {:?}", shortened(name)), message)
 }
 
 fn dtype(dtype: FileDtype) -> Option<Dtype> {

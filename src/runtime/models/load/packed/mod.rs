@@ -20,7 +20,7 @@ use super::safetensors::{RawTensor, Safetensors};
 use crate::tensor::{HostTensor, TensorSource, byte_len};
 use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_kernel::Dtype;
-use parts::MatrixParts;
+use parts::{MatrixParts, PartsForm};
 use scheme::Scheme;
 
 /// A quantised folder's tensors.
@@ -130,62 +130,53 @@ impl PackedTensors {
     fn parts(&self, stem: &str) -> Option<MatrixParts<'_>> {
         let part = |name| self.part(stem, name);
         let is_word = |raw: &RawTensor<'_>| matches!(raw.dtype, FileDtype::I32 | FileDtype::U32);
-        let parts = match &self.scheme {
-            Scheme::Awq { group } => MatrixParts::Awq {
+        match &self.scheme {
+            Scheme::Awq { group } => Some(MatrixParts {
                 words: part("qweight")?,
-                zeros: part("qzeros"),
                 scales: part("scales")?,
-                group: *group,
-            },
-            Scheme::Gptq { bits, zero_offset } => MatrixParts::Gptq {
+                zeros: part("qzeros"),
+                form: PartsForm::Awq { group: *group },
+            }),
+            Scheme::Gptq { bits, zero_offset } => Some(MatrixParts {
                 words: part("qweight")?,
-                zeros: part("qzeros"),
                 scales: part("scales")?,
-                order: part("g_idx"),
-                bits: *bits,
-                zero_offset: *zero_offset,
-            },
-            Scheme::Mlx { group, bits } => MatrixParts::Mlx {
+                zeros: part("qzeros"),
+                form: PartsForm::Gptq { order: part("g_idx"), bits: *bits, zero_offset: *zero_offset },
+            }),
+            Scheme::Mlx { group, bits } => Some(MatrixParts {
                 words: part("weight").filter(is_word)?,
                 scales: part("scales")?,
-                mins: part("biases")?,
-                group: *group,
-                bits: *bits,
-            },
-            Scheme::Fp8 { block } => self.fp8_parts(stem, *block)?,
-            Scheme::Compressed { bits } => self.compressed_parts(stem, *bits)?,
-        };
-        Some(parts)
+                zeros: None,
+                form: PartsForm::Mlx { mins: part("biases")?, group: *group, bits: *bits },
+            }),
+            Scheme::Fp8 { block } => self.fp8_parts(stem, *block),
+            Scheme::Compressed { bits } => self.compressed_parts(stem, *bits),
+        }
     }
 
     fn fp8_parts(&self, stem: &str, block: Option<[usize; 2]>) -> Option<MatrixParts<'_>> {
-        let codes = self.part(stem, "weight").filter(|raw| raw.dtype == FileDtype::F8_E4M3)?;
+        let words = self.part(stem, "weight").filter(|raw| raw.dtype == FileDtype::F8_E4M3)?;
         let scales = self.part(stem, "weight_scale_inv").or_else(|| self.part(stem, "weight_scale"))?;
-        Some(MatrixParts::Fp8 { codes, scales, block })
+        Some(MatrixParts { words, scales, zeros: None, form: PartsForm::Fp8 { block } })
     }
 
     fn compressed_parts(&self, stem: &str, bits: u32) -> Option<MatrixParts<'_>> {
         let part = |name| self.part(stem, name);
         if let Some(words) = part("weight_packed") {
             let scales = part("weight_scale")?;
-            if let Some(global) = part("weight_global_scale") {
-                return Some(MatrixParts::Nvfp4 { codes: words, scales, global });
-            }
-            let (zeros, order) = (part("weight_zero_point"), part("weight_g_idx"));
-            return Some(MatrixParts::Packed {
-                words,
-                scales,
-                zeros,
-                order,
-                shape: part("weight_shape")?,
-                bits,
-            });
+            let (zeros, form) = match part("weight_global_scale") {
+                Some(global) => (None, PartsForm::Nvfp4 { global }),
+                None => {
+                    let (order, shape) = (part("weight_g_idx"), part("weight_shape")?);
+                    (part("weight_zero_point"), PartsForm::Packed { order, shape, bits })
+                }
+            };
+            return Some(MatrixParts { words, scales, zeros, form });
         }
-        let numbers = part("weight").filter(|raw| raw.dtype == FileDtype::I8);
-        match numbers {
-            Some(numbers) => {
+        match part("weight").filter(|raw| raw.dtype == FileDtype::I8) {
+            Some(words) => {
                 let (scales, zeros) = (part("weight_scale")?, part("weight_zero_point"));
-                Some(MatrixParts::Bytes { numbers, scales, zeros })
+                Some(MatrixParts { words, scales, zeros, form: PartsForm::Bytes })
             }
             None => self.fp8_parts(stem, None),
         }

@@ -23,51 +23,24 @@ const FP8: &[FileDtype] = &[FileDtype::F8_E4M3];
 const INTEGERS: &[FileDtype] = &[FileDtype::I8, FileDtype::I32, FileDtype::I64];
 
 /// The stored tensors of one matrix.
-pub(super) enum MatrixParts<'a> {
-    Fp8 {
-        codes: RawTensor<'a>,
-        scales: RawTensor<'a>,
-        block: Option<[usize; 2]>,
-    },
-    Nvfp4 {
-        codes: RawTensor<'a>,
-        scales: RawTensor<'a>,
-        global: RawTensor<'a>,
-    },
-    Bytes {
-        numbers: RawTensor<'a>,
-        scales: RawTensor<'a>,
-        zeros: Option<RawTensor<'a>>,
-    },
-    Packed {
-        words: RawTensor<'a>,
-        scales: RawTensor<'a>,
-        zeros: Option<RawTensor<'a>>,
-        order: Option<RawTensor<'a>>,
-        shape: RawTensor<'a>,
-        bits: u32,
-    },
-    Awq {
-        words: RawTensor<'a>,
-        zeros: Option<RawTensor<'a>>,
-        scales: RawTensor<'a>,
-        group: usize,
-    },
-    Gptq {
-        words: RawTensor<'a>,
-        zeros: Option<RawTensor<'a>>,
-        scales: RawTensor<'a>,
-        order: Option<RawTensor<'a>>,
-        bits: u32,
-        zero_offset: i16,
-    },
-    Mlx {
-        words: RawTensor<'a>,
-        scales: RawTensor<'a>,
-        mins: RawTensor<'a>,
-        group: usize,
-        bits: u32,
-    },
+pub(super) struct MatrixParts<'a> {
+    /// Packed numbers, numbers of a byte, or codes.
+    pub words: RawTensor<'a>,
+    pub scales: RawTensor<'a>,
+    /// Zero points, of forms of integers that may have them.
+    pub zeros: Option<RawTensor<'a>>,
+    pub form: PartsForm<'a>,
+}
+
+/// The form of a packed matrix, with the parts and numbers that only this form has.
+pub(super) enum PartsForm<'a> {
+    Fp8 { block: Option<[usize; 2]> },
+    Nvfp4 { global: RawTensor<'a> },
+    Bytes,
+    Packed { order: Option<RawTensor<'a>>, shape: RawTensor<'a>, bits: u32 },
+    Awq { group: usize },
+    Gptq { order: Option<RawTensor<'a>>, bits: u32, zero_offset: i16 },
+    Mlx { mins: RawTensor<'a>, group: usize, bits: u32 },
 }
 
 /// The sizes of a packed matrix, which its parts agree on. None is 0, and `rows * cols` does not overflow.
@@ -86,23 +59,17 @@ impl MatrixParts<'_> {
     /// Returns the matrix's shape, and the type that it usually becomes.
     pub fn describe(&self) -> Option<(Vec<usize>, Dtype)> {
         let [rows, cols] = self.shape()?;
-        let is_half = |scales: &RawTensor<'_>| {
-            scales.dtype != FileDtype::F32 && cols.is_multiple_of(BLOCK) && self.has_whole_blocks()
-        };
-        let dtype = match self {
-            MatrixParts::Fp8 { .. } | MatrixParts::Nvfp4 { .. } => Dtype::F32,
-            MatrixParts::Bytes { scales, zeros: None, .. } if is_half(scales) => Dtype::Q8_0,
-            MatrixParts::Packed { scales, zeros: None, bits: 4, .. } if is_half(scales) => Dtype::Q4_0,
-            MatrixParts::Packed { scales, bits: 4, .. } | MatrixParts::Awq { scales, .. }
-                if is_half(scales) =>
-            {
-                Dtype::Q5_0
-            }
-            MatrixParts::Packed { scales, bits: 8, .. } if is_half(scales) => Dtype::Q8_0,
-            MatrixParts::Gptq { scales, bits: 2..=4, .. } if is_half(scales) => Dtype::Q5_0,
-            MatrixParts::Gptq { scales, bits: 8, .. } if is_half(scales) => Dtype::Q8_0,
-            MatrixParts::Mlx { scales, bits: 2..=4, .. } if is_half(scales) => Dtype::Q4_1,
-            MatrixParts::Mlx { scales, bits: 5, .. } if is_half(scales) => Dtype::Q5_1,
+        let has_halves = self.scales.dtype != FileDtype::F32;
+        let is_whole = has_halves && cols.is_multiple_of(BLOCK) && self.has_whole_blocks();
+        let dtype = match (&self.form, &self.zeros) {
+            _ if !is_whole => Dtype::F32,
+            (PartsForm::Packed { bits: 4, .. }, None) => Dtype::Q4_0,
+            (PartsForm::Packed { bits: 4, .. } | PartsForm::Awq { .. }, _) => Dtype::Q5_0,
+            (PartsForm::Gptq { bits: 2..=4, .. }, _) => Dtype::Q5_0,
+            (PartsForm::Packed { bits: 8, .. } | PartsForm::Gptq { bits: 8, .. }, _) => Dtype::Q8_0,
+            (PartsForm::Bytes, None) => Dtype::Q8_0,
+            (PartsForm::Mlx { bits: 2..=4, .. }, _) => Dtype::Q4_1,
+            (PartsForm::Mlx { bits: 5, .. }, _) => Dtype::Q5_1,
             _ => Dtype::F32,
         };
         Some((vec![rows, cols], dtype))
@@ -110,8 +77,7 @@ impl MatrixParts<'_> {
 
     /// Returns whether the columns of each block share a group.
     fn has_whole_blocks(&self) -> bool {
-        let (MatrixParts::Packed { order, .. } | MatrixParts::Gptq { order, .. }) = self else { return true };
-        let order = order.as_ref().and_then(|order| order.integers()).unwrap_or_default();
+        let order = self.order().and_then(|order| order.integers()).unwrap_or_default();
         order.chunks(BLOCK).all(|groups| groups.iter().all(|group| *group == groups[0]))
     }
 
@@ -119,31 +85,18 @@ impl MatrixParts<'_> {
     fn shape(&self) -> Option<[usize; 2]> {
         let matrix = |raw: &RawTensor<'_>| <[usize; 2]>::try_from(raw.shape).ok();
         let numbers = |words: usize, bits: u32| Some(words.checked_mul(32)? / bits as usize);
-        let [rows, cols] = match self {
-            MatrixParts::Fp8 { codes, .. } => matrix(codes)?,
-            MatrixParts::Bytes { numbers, .. } => matrix(numbers)?,
-            MatrixParts::Nvfp4 { codes, .. } => {
-                let [rows, bytes] = matrix(codes)?;
-                [rows, bytes.checked_mul(2)?]
+        let stored = matrix(&self.words)?;
+        let [rows, cols] = match &self.form {
+            PartsForm::Fp8 { .. } | PartsForm::Bytes => stored,
+            PartsForm::Nvfp4 { .. } => [stored[0], stored[1].checked_mul(2)?],
+            PartsForm::Packed { shape, bits, .. } => {
+                let shape: Vec<usize> = shape.integers()?.into_iter().map(|dim| dim as usize).collect();
+                let shape = <[usize; 2]>::try_from(shape).ok()?;
+                ([shape[0], shape[1].div_ceil(32 / *bits as usize)] == stored).then_some(shape)?
             }
-            MatrixParts::Packed { shape, words, bits, .. } => {
-                let stored: Vec<usize> = shape.integers()?.into_iter().map(|dim| dim as usize).collect();
-                let (shape, [rows, num_words]) = (<[usize; 2]>::try_from(stored).ok()?, matrix(words)?);
-                let fits = shape[0] == rows && shape[1].div_ceil(32 / *bits as usize) == num_words;
-                fits.then_some(shape)?
-            }
-            MatrixParts::Awq { words, .. } => {
-                let [cols, num_words] = matrix(words)?;
-                [num_words.checked_mul(8)?, cols]
-            }
-            MatrixParts::Gptq { words, bits, .. } => {
-                let [num_words, rows] = matrix(words)?;
-                [rows, numbers(num_words, *bits)?]
-            }
-            MatrixParts::Mlx { words, bits, .. } => {
-                let [rows, num_words] = matrix(words)?;
-                [rows, numbers(num_words, *bits)?]
-            }
+            PartsForm::Awq { .. } => [stored[1].checked_mul(8)?, stored[0]],
+            PartsForm::Gptq { bits, .. } => [stored[1], numbers(stored[0], *bits)?],
+            PartsForm::Mlx { bits, .. } => [stored[0], numbers(stored[1], *bits)?],
         };
         rows.checked_mul(cols).filter(|values| *values > 0).map(|_| [rows, cols])
     }
@@ -151,19 +104,15 @@ impl MatrixParts<'_> {
     /// Compares the types and sizes of all parts, from the headers alone.
     pub fn checked(&self) -> Result<PackedShape, String> {
         let [rows, cols] = self.shape().ok_or("has parts of impossible shapes")?;
-        let count = self.scales().len();
-        let [height, width] = match self {
-            MatrixParts::Fp8 { .. } | MatrixParts::Bytes { .. } | MatrixParts::Packed { .. }
-                if count == 1 =>
-            {
-                [rows, cols]
-            }
-            MatrixParts::Fp8 { block: Some(block), .. } => *block,
-            MatrixParts::Nvfp4 { .. } => [1, NVFP4_GROUP],
-            MatrixParts::Awq { group, .. } | MatrixParts::Mlx { group, .. } => [1, *group],
+        let count = self.scales.len();
+        let [height, width] = match &self.form {
+            PartsForm::Fp8 { .. } | PartsForm::Bytes | PartsForm::Packed { .. } if count == 1 => [rows, cols],
+            PartsForm::Fp8 { block: Some(block) } => *block,
+            PartsForm::Nvfp4 { .. } => [1, NVFP4_GROUP],
+            PartsForm::Awq { group } | PartsForm::Mlx { group, .. } => [1, *group],
             _ => [1, cols.div_ceil((count / rows).max(1))],
         };
-        let must_fill = matches!(self, MatrixParts::Nvfp4 { .. } | MatrixParts::Mlx { .. });
+        let must_fill = matches!(self.form, PartsForm::Nvfp4 { .. } | PartsForm::Mlx { .. });
         if width == 0 || must_fill && !cols.is_multiple_of(width) {
             return Err(format!("has {cols} columns in groups of {width}"));
         }
@@ -180,64 +129,73 @@ impl MatrixParts<'_> {
 
     fn check_parts(&self, shape: &PackedShape) -> Result<(), String> {
         let PackedShape { rows, groups, .. } = *shape;
-        self.scales().has_type("scales", if let MatrixParts::Nvfp4 { .. } = self { FP8 } else { FLOATS })?;
-        match self {
-            MatrixParts::Fp8 { .. } => Ok(()),
-            MatrixParts::Nvfp4 { codes, global, .. } => {
-                codes.has_type("codes", &[FileDtype::U8])?;
+        let Self { words, scales, zeros, form } = self;
+        scales.has_type("scales", if let PartsForm::Nvfp4 { .. } = form { FP8 } else { FLOATS })?;
+        let check_words = |num_zeros: usize| {
+            words.has_type("words", WORDS)?;
+            check(zeros.as_ref(), "words of zero points", WORDS, num_zeros)?;
+            self.order().map_or(Ok(()), |order| order.has_type("groups of columns", INTEGERS))
+        };
+        match form {
+            PartsForm::Fp8 { .. } => Ok(()),
+            PartsForm::Nvfp4 { global } => {
+                words.has_type("codes", &[FileDtype::U8])?;
                 global.has_type("global scales", FLOATS)?;
                 if global.len() == 0 { Err("has no global scale".to_owned()) } else { Ok(()) }
             }
-            MatrixParts::Bytes { zeros, .. } => match zeros {
+            PartsForm::Bytes => match zeros {
                 Some(zeros) if zeros.len() == 1 => zeros.has_type("zero points", INTEGERS),
                 _ => check(zeros.as_ref(), "zero points", INTEGERS, rows * groups),
             },
-            MatrixParts::Packed { words, zeros, order, bits, .. } => {
-                words.has_type("words", WORDS)?;
-                check(
-                    zeros.as_ref(),
-                    "words of zero points",
-                    WORDS,
-                    rows.div_ceil(32 / *bits as usize) * groups,
-                )?;
-                order.as_ref().map_or(Ok(()), |order| order.has_type("groups of columns", INTEGERS))
-            }
-            MatrixParts::Awq { words, zeros, .. } => {
-                words.has_type("words", WORDS)?;
-                check(zeros.as_ref(), "words of zero points", WORDS, groups * rows / 8)
-            }
-            MatrixParts::Gptq { words, zeros, order, bits, .. } => {
-                words.has_type("words", WORDS)?;
+            PartsForm::Packed { bits, .. } => check_words(rows.div_ceil(32 / *bits as usize) * groups),
+            PartsForm::Awq { .. } => check_words(groups * rows / 8),
+            PartsForm::Gptq { bits, .. } => {
                 let line_bits = rows * *bits as usize;
                 if zeros.is_some() && !line_bits.is_multiple_of(32) {
+                    words.has_type("words", WORDS)?;
                     return Err(format!("has zero points for {rows} rows, which fill no words"));
                 }
-                check(zeros.as_ref(), "words of zero points", WORDS, groups * (line_bits / 32))?;
-                order.as_ref().map_or(Ok(()), |order| order.has_type("groups of columns", INTEGERS))
+                check_words(groups * (line_bits / 32))
             }
-            MatrixParts::Mlx { mins, .. } => check(Some(mins), "minimums", FLOATS, rows * groups),
+            PartsForm::Mlx { mins, .. } => check(Some(mins), "minimums", FLOATS, rows * groups),
         }
     }
 
-    fn scales(&self) -> &RawTensor<'_> {
-        match self {
-            MatrixParts::Fp8 { scales, .. }
-            | MatrixParts::Nvfp4 { scales, .. }
-            | MatrixParts::Bytes { scales, .. }
-            | MatrixParts::Packed { scales, .. }
-            | MatrixParts::Awq { scales, .. }
-            | MatrixParts::Gptq { scales, .. }
-            | MatrixParts::Mlx { scales, .. } => scales,
+    /// Returns the group of each column, of forms that may store it.
+    fn order(&self) -> Option<&RawTensor<'_>> {
+        match &self.form {
+            PartsForm::Packed { order, .. } | PartsForm::Gptq { order, .. } => order.as_ref(),
+            _ => None,
         }
     }
 
     pub fn read(&self) -> Result<HostTensor, String> {
         let shape = self.checked()?;
-        match self {
-            MatrixParts::Fp8 { codes, scales, .. } => read_fp8(codes, scales, &shape),
-            MatrixParts::Nvfp4 { codes, scales, global } => read_nvfp4(codes, scales, global, &shape),
+        match &self.form {
+            PartsForm::Fp8 { .. } => self.read_fp8(&shape),
+            PartsForm::Nvfp4 { global } => self.read_nvfp4(global, &shape),
             _ => self.read_integers(&shape),
         }
+    }
+
+    fn read_fp8(&self, shape: &PackedShape) -> Result<HostTensor, String> {
+        let PackedShape { cols, height, width, groups, .. } = *shape;
+        let scales = self.scales.values();
+        let table: Vec<f32> = (0..=255).map(fp8).collect();
+        let value = |(at, &code): (usize, &u8)| {
+            table[usize::from(code)] * scales[at / cols / height * groups + at % cols / width]
+        };
+        floats(self.words.bytes.iter().enumerate().map(value), shape)
+    }
+
+    /// Reads NVFP4: the scale of a group is a float of 8 bits, divided by the global one.
+    fn read_nvfp4(&self, global: &RawTensor<'_>, shape: &PackedShape) -> Result<HostTensor, String> {
+        let global = global.values()[0];
+        let numbers = unpack(&self.words.bytes, 4, shape.rows * shape.cols);
+        let value = |(at, code): (usize, i16)| {
+            FP4[code as usize] * (fp8(self.scales.bytes[at / NVFP4_GROUP]) / global)
+        };
+        floats(numbers.enumerate().map(value), shape)
     }
 
     fn read_integers(&self, shape: &PackedShape) -> Result<HostTensor, String> {
@@ -249,38 +207,37 @@ impl MatrixParts<'_> {
                 line.iter_mut().zip(&groups).for_each(|(number, group)| *number -= zeros[*group as usize]);
             }
         }
-        let stored = self.scales().values();
-        let scales = match self {
-            MatrixParts::Awq { .. } | MatrixParts::Gptq { .. } => transposed(&stored, num_groups, rows),
+        let stored = self.scales.values();
+        let scales = match self.form {
+            PartsForm::Awq { .. } | PartsForm::Gptq { .. } => transposed(&stored, num_groups, rows),
             _ if stored.len() == 1 => vec![stored[0]; rows],
             _ => stored,
         };
-        let mins = if let MatrixParts::Mlx { mins, .. } = self { Some(mins.values()) } else { None };
+        let mins = if let PartsForm::Mlx { mins, .. } = &self.form { Some(mins.values()) } else { None };
         PackedValues { rows, cols, numbers, scales, mins, groups }.into_tensor()
     }
 
     /// Returns the numbers as stored, `[rows, cols]`.
     fn numbers(&self, shape: &PackedShape) -> Vec<i16> {
         let PackedShape { rows, cols, .. } = *shape;
-        match self {
-            MatrixParts::Packed { words, bits, .. } | MatrixParts::Mlx { words, bits, .. } => {
-                let lines = words.bytes.chunks_exact(words.bytes.len() / rows);
+        let bytes = &self.words.bytes;
+        match &self.form {
+            PartsForm::Packed { bits, .. } | PartsForm::Mlx { bits, .. } => {
+                let lines = bytes.chunks_exact(bytes.len() / rows);
                 lines.flat_map(|line| unpack(line, *bits, cols)).collect()
             }
-            MatrixParts::Awq { words, .. } => awq_numbers(&words.bytes, cols, rows),
-            MatrixParts::Gptq { words, bits, .. } => {
+            PartsForm::Awq { .. } => awq_numbers(bytes, cols, rows),
+            PartsForm::Gptq { bits, .. } => {
                 // Word `w` of row `r` holds columns of that row.
-                let words = words.bytes.as_chunks::<4>().0;
+                let words = bytes.as_chunks::<4>().0;
                 let line =
                     |row: usize| words[row..].iter().step_by(rows).flatten().copied().collect::<Vec<u8>>();
                 let mut numbers = Vec::with_capacity(rows * cols);
                 (0..rows).for_each(|row| numbers.extend(unpack(&line(row), *bits, cols)));
                 numbers
             }
-            MatrixParts::Bytes { numbers, .. } => {
-                numbers.bytes.iter().map(|&byte| i16::from(byte as i8)).collect()
-            }
-            MatrixParts::Fp8 { .. } | MatrixParts::Nvfp4 { .. } => Vec::new(),
+            PartsForm::Bytes => bytes.iter().map(|&byte| i16::from(byte as i8)).collect(),
+            PartsForm::Fp8 { .. } | PartsForm::Nvfp4 { .. } => Vec::new(),
         }
     }
 
@@ -288,8 +245,8 @@ impl MatrixParts<'_> {
     /// are centred.
     fn zeros(&self, shape: &PackedShape) -> Result<Option<Vec<i16>>, String> {
         let PackedShape { rows, groups, .. } = *shape;
-        let zeros = match self {
-            MatrixParts::Bytes { zeros: Some(zeros), .. } => {
+        let zeros = match (&self.form, &self.zeros) {
+            (PartsForm::Bytes, Some(zeros)) => {
                 let zero = |zero: i64| i8::try_from(zero).map_err(|_| format!("has a zero point of {zero}"));
                 let zeros: Vec<i16> = zeros
                     .integers()
@@ -299,19 +256,17 @@ impl MatrixParts<'_> {
                     .collect::<Result<_, _>>()?;
                 if zeros.len() == 1 { vec![zeros[0]; rows * groups] } else { zeros }
             }
-            MatrixParts::Packed { zeros: Some(zeros), bits, .. } => {
-                packed_zeros(&zeros.bytes, *bits, rows, groups)
-            }
-            MatrixParts::Awq { zeros: Some(zeros), .. } => awq_numbers(&zeros.bytes, groups, rows),
-            MatrixParts::Gptq { zeros: Some(zeros), bits, zero_offset, .. } => {
+            (PartsForm::Packed { bits, .. }, Some(zeros)) => packed_zeros(&zeros.bytes, *bits, rows, groups),
+            (PartsForm::Awq { .. }, Some(zeros)) => awq_numbers(&zeros.bytes, groups, rows),
+            (PartsForm::Gptq { bits, zero_offset, .. }, Some(zeros)) => {
                 let lines = zeros.bytes.chunks_exact(rows * *bits as usize / 8);
                 let stored: Vec<i16> = lines.flat_map(|line| unpack(line, *bits, rows)).collect();
                 transposed(&stored, groups, rows).into_iter().map(|zero| zero + zero_offset).collect()
             }
-            MatrixParts::Packed { bits, .. } | MatrixParts::Gptq { bits, .. } => {
+            (PartsForm::Packed { bits, .. } | PartsForm::Gptq { bits, .. }, None) => {
                 vec![1 << (bits - 1); rows * groups]
             }
-            MatrixParts::Awq { .. } => vec![8; rows * groups],
+            (PartsForm::Awq { .. }, None) => vec![8; rows * groups],
             _ => return Ok(None),
         };
         Ok(Some(zeros))
@@ -319,12 +274,8 @@ impl MatrixParts<'_> {
 
     /// Returns the group of each column: as stored, or neighbours in groups of equal size.
     fn group_of_columns(&self, shape: &PackedShape) -> Result<Vec<u32>, String> {
-        let order = match self {
-            MatrixParts::Packed { order, .. } | MatrixParts::Gptq { order, .. } => order.as_ref(),
-            _ => None,
-        };
         // compressed-tensors fills an unused order with -1.
-        let stored = order.and_then(|order| order.integers()).filter(|all| !all.contains(&-1));
+        let stored = self.order().and_then(|order| order.integers()).filter(|all| !all.contains(&-1));
         let Some(stored) = stored else {
             return Ok((0..shape.cols).map(|col| (col / shape.width) as u32).collect());
         };
@@ -370,35 +321,6 @@ fn awq_numbers(bytes: &[u8], lines: usize, rows: usize) -> Vec<i16> {
         numbers.extend(bytes.map(|byte| i16::from(byte >> (nibble % 2 * 4) & 15)));
     }
     numbers
-}
-
-/// Multiplies 8-bit floats with the scale of their block.
-fn read_fp8(
-    codes: &RawTensor<'_>,
-    scales: &RawTensor<'_>,
-    shape: &PackedShape,
-) -> Result<HostTensor, String> {
-    let PackedShape { cols, height, width, groups, .. } = *shape;
-    let scales = scales.values();
-    let table: Vec<f32> = (0..=255).map(fp8).collect();
-    let value = |(at, &code): (usize, &u8)| {
-        table[usize::from(code)] * scales[at / cols / height * groups + at % cols / width]
-    };
-    floats(codes.bytes.iter().enumerate().map(value), shape)
-}
-
-/// Multiplies 4-bit floats with an 8-bit scale for 16 columns, divided by the scale of the matrix.
-fn read_nvfp4(
-    codes: &RawTensor<'_>,
-    scales: &RawTensor<'_>,
-    global: &RawTensor<'_>,
-    shape: &PackedShape,
-) -> Result<HostTensor, String> {
-    let global = global.values()[0];
-    let numbers = unpack(&codes.bytes, 4, shape.rows * shape.cols);
-    let value =
-        |(at, code): (usize, i16)| FP4[code as usize] * (fp8(scales.bytes[at / NVFP4_GROUP]) / global);
-    floats(numbers.enumerate().map(value), shape)
 }
 
 fn floats(values: impl Iterator<Item = f32>, shape: &PackedShape) -> Result<HostTensor, String> {
