@@ -26,6 +26,7 @@ mod texts;
 use altup::AltUp;
 use assistant::Assistant;
 pub use assistant::{AssistantParts, JOINED, RETURNED};
+pub use buffers::Projection;
 use buffers::{AdaptedRows, LayerBuffers, LayerContext};
 use layer::DecoderLayer;
 use load::Loader;

@@ -1,9 +1,9 @@
 //! Reads an encoder's tensors, each checked against the configuration's shape.
 
+use super::EncoderNorm;
 use super::config::EncoderNames;
-use super::{EncoderNorm, EncoderProjection};
 use crate::backend::Backend;
-use crate::model::decoder::{Convert, Matrix};
+use crate::model::decoder::{Convert, Matrix, Projection};
 use crate::model::weights::{Linear, missing, to_f32};
 use crate::tensor::{HostTensor, TensorSource};
 use llmctl_base::error::{LoadError, LoadResult};
@@ -73,10 +73,10 @@ impl<'a, B: Backend> EncoderFile<'a, B> {
     }
 
     /// Uploads a matrix and its bias.
-    pub fn projection(&self, linear: Linear) -> LoadResult<EncoderProjection<B>> {
+    pub fn projection(&self, linear: Linear) -> LoadResult<Projection<B>> {
         let weight = (self.convert)(&linear.name, Matrix::Projection, linear.weight)?;
         let bias = linear.bias.map(|bias| self.backend.vector(bias)).transpose()?;
-        Ok(EncoderProjection { weight: self.backend.weight(&weight)?, bias })
+        Ok(Projection { weight: self.backend.weight(&weight)?, bias, adapters: Vec::new() })
     }
 
     /// Reads projections of equal heights, apart or as consecutive rows of one matrix.
@@ -85,8 +85,8 @@ impl<'a, B: Backend> EncoderFile<'a, B> {
         names: [String; N],
         fused: &str,
         [rows, cols]: [usize; 2],
-    ) -> LoadResult<[EncoderProjection<B>; N]> {
-        let read: Vec<EncoderProjection<B>> = if self.has(&names[0]) || !self.has(fused) {
+    ) -> LoadResult<[Projection<B>; N]> {
+        let read: Vec<Projection<B>> = if self.has(&names[0]) || !self.has(fused) {
             let apart = |name: &String| self.projection(self.linear(name, [rows, cols])?);
             names.iter().map(apart).collect::<Result<_, _>>()?
         } else {

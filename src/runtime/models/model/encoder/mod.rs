@@ -12,10 +12,10 @@ pub use families::parse_encoder;
 
 use std::ops::Range;
 
-use super::decoder::Convert;
+use super::decoder::{Convert, Projection};
 use super::rope::Rope;
 use super::{TextIds, TextModel, TextModelSpec, text_rows};
-use crate::backend::{Backend, GatedNetwork, Product, Reach, ScoreRule, TextHeads};
+use crate::backend::{Backend, GatedNetwork, Reach, ScoreRule, TextHeads};
 use crate::tensor::TensorSource;
 use config::EncoderLayerConfig;
 use llmctl_base::error::{LoadResult, Result};
@@ -38,27 +38,15 @@ struct EncoderNorm<B: Backend> {
     bias: B::Vector,
 }
 
-/// A product with a matrix, and its optional bias.
-struct EncoderProjection<B: Backend> {
-    weight: B::Weight,
-    bias: Option<B::Vector>,
-}
-
-impl<B: Backend> EncoderProjection<B> {
-    fn onto<'a>(&'a self, out: &'a mut B::Buffer) -> Product<'a, B> {
-        Product::new(&self.weight, self.bias.as_ref(), out)
-    }
-}
-
 struct EncoderLayer<B: Backend> {
     config: EncoderLayerConfig,
-    qkv: [EncoderProjection<B>; 3],
-    output: EncoderProjection<B>,
+    qkv: [Projection<B>; 3],
+    output: Projection<B>,
     /// `None` in ModernBERT's first layer, whose input is normalised already.
     attention_norm: Option<EncoderNorm<B>>,
-    gate: Option<EncoderProjection<B>>,
-    up: EncoderProjection<B>,
-    down: EncoderProjection<B>,
+    gate: Option<Projection<B>>,
+    up: Projection<B>,
+    down: Projection<B>,
     mlp_norm: EncoderNorm<B>,
 }
 
@@ -74,19 +62,20 @@ pub struct Encoder<B: Backend> {
     embedding_norm: EncoderNorm<B>,
     layers: Vec<EncoderLayer<B>>,
     last_norm: Option<EncoderNorm<B>>,
-    stream: EncoderStream<B>,
+    stream: EncoderStream<B::Buffer>,
     angles: Vec<B::Angles>,
 }
 
 /// The residual stream and temporary values of a step.
-struct EncoderStream<B: Backend> {
-    residual: B::Buffer,
-    normed: B::Buffer,
-    added: B::Buffer,
-    q: B::Buffer,
-    k: B::Buffer,
-    v: B::Buffer,
-    up: B::Buffer,
+#[derive(Default)]
+struct EncoderStream<T> {
+    residual: T,
+    normed: T,
+    added: T,
+    q: T,
+    k: T,
+    v: T,
+    up: T,
 }
 
 /// A step of all layers, besides its stream.
@@ -107,40 +96,35 @@ impl<B: Backend> Encoder<B> {
         let EncoderParts { config, source, context_length, convert, progress } = parts;
         let (names, hidden) = (config.names, config.hidden_size);
         let file = EncoderFile::new(&backend, source, convert, &names)?;
-        let words = file.table(names.words, [config.vocab_size, hidden])?;
         let num_positions = config.first_position.map(|first| first + config.context_length);
-        let positions = num_positions.map(|rows| file.table(names.positions, [rows, hidden])).transpose()?;
         let num_types = Some(config.num_types).filter(|types| *types > 0);
-        let types = num_types.map(|rows| file.table(names.types, [rows, hidden])).transpose()?;
+        let table = |name, rows: Option<usize>| rows.map(|rows| file.table(name, [rows, hidden])).transpose();
+        let words = file.table(names.words, [config.vocab_size, hidden])?;
+        let (positions, types) = (table(names.positions, num_positions)?, table(names.types, num_types)?);
         let embedding_norm = file.norm(names.embedding_norm, hidden)?;
         let mut layers = Vec::with_capacity(config.layers.len());
         for (index, layer) in config.layers.iter().enumerate() {
             layers.push(EncoderLayer::load(&file, &config, *layer, index)?);
             progress(index + 1, config.layers.len());
         }
-        let last_norm = config.pre_norms.then(|| file.norm(names.last_norm, hidden)).transpose()?;
-        let spec = TextModelSpec {
-            architecture: config.architecture,
-            vocab_size: config.vocab_size,
-            hidden_size: hidden,
-            context_length,
-        };
-        let ropes: Vec<Rope> = config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect();
-        let angles = ropes.iter().map(|_| B::Angles::default()).collect();
-        let stream = EncoderStream::new(&backend);
         Ok(Self {
-            backend,
-            config,
-            spec,
-            ropes,
+            spec: TextModelSpec {
+                architecture: config.architecture,
+                vocab_size: config.vocab_size,
+                hidden_size: hidden,
+                context_length,
+            },
+            ropes: config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect(),
             words,
             positions,
             types,
             embedding_norm,
             layers,
-            last_norm,
-            stream,
-            angles,
+            last_norm: config.pre_norms.then(|| file.norm(names.last_norm, hidden)).transpose()?,
+            stream: EncoderStream::default(),
+            angles: config.ropes.iter().map(|_| B::Angles::default()).collect(),
+            backend,
+            config,
         })
     }
 
@@ -210,21 +194,6 @@ impl<B: Backend> EncoderNorm<B> {
     }
 }
 
-impl<B: Backend> EncoderStream<B> {
-    fn new(backend: &B) -> Self {
-        let buffer = || backend.buffer();
-        Self {
-            residual: buffer(),
-            normed: buffer(),
-            added: buffer(),
-            q: buffer(),
-            k: buffer(),
-            v: buffer(),
-            up: buffer(),
-        }
-    }
-}
-
 impl<B: Backend> EncoderLayer<B> {
     fn load(
         file: &EncoderFile<'_, B>,
@@ -261,7 +230,7 @@ impl<B: Backend> EncoderLayer<B> {
         })
     }
 
-    fn apply(&self, step: &EncoderStep<'_, B>, stream: &mut EncoderStream<B>) -> Result<()> {
+    fn apply(&self, step: &EncoderStep<'_, B>, stream: &mut EncoderStream<B::Buffer>) -> Result<()> {
         let EncoderStep { backend, config, .. } = *step;
         let eps = config.norm_eps;
         let pre_norm = self.attention_norm.as_ref().filter(|_| config.pre_norms);
@@ -283,7 +252,7 @@ impl<B: Backend> EncoderLayer<B> {
         &self,
         step: &EncoderStep<'_, B>,
         is_normed: bool,
-        stream: &mut EncoderStream<B>,
+        stream: &mut EncoderStream<B::Buffer>,
     ) -> Result<()> {
         let EncoderStep { backend, config, angles, spans } = *step;
         let EncoderStream { residual, normed, added, q, k, v, .. } = stream;
@@ -307,7 +276,7 @@ impl<B: Backend> EncoderLayer<B> {
     }
 
     /// Computes the feed-forward part of `normed`, or of the residual stream, into `added`.
-    fn feed_forward(&self, step: &EncoderStep<'_, B>, stream: &mut EncoderStream<B>) -> Result<()> {
+    fn feed_forward(&self, step: &EncoderStep<'_, B>, stream: &mut EncoderStream<B::Buffer>) -> Result<()> {
         let EncoderStep { backend, config, .. } = *step;
         let EncoderStream { residual, normed, added, q: inner, up, .. } = stream;
         let input = if config.pre_norms { &*normed } else { &*residual };
@@ -334,7 +303,7 @@ fn add<B: Backend>(
     backend: &B,
     norm: Option<&EncoderNorm<B>>,
     eps: f32,
-    stream: &mut EncoderStream<B>,
+    stream: &mut EncoderStream<B::Buffer>,
 ) -> Result<()> {
     let EncoderStream { residual, normed, added, .. } = stream;
     backend.add_scaled(residual, added, 1.0)?;
