@@ -24,10 +24,18 @@ pub(super) fn quantize(
     out: &mut [u8],
 ) -> Result<(), String> {
     match dtype {
-        Dtype::Q4_0 => blocks(values, importance, out, q4_0),
-        Dtype::Q4_1 => blocks(values, importance, out, q4_1),
-        Dtype::Q5_0 => blocks(values, importance, out, q5_0),
-        Dtype::Q5_1 => blocks(values, importance, out, q5_1),
+        Dtype::Q4_0 => {
+            blocks::<32, 18>(values, importance, out, |values, by, out| one_scale(values, by, 8.0, out))
+        }
+        Dtype::Q4_1 => {
+            blocks::<32, 20>(values, importance, out, |values, by, out| scale_and_min(values, by, 15.0, out))
+        }
+        Dtype::Q5_0 => {
+            blocks::<32, 22>(values, importance, out, |values, by, out| one_scale(values, by, 16.0, out))
+        }
+        Dtype::Q5_1 => {
+            blocks::<32, 24>(values, importance, out, |values, by, out| scale_and_min(values, by, 31.0, out))
+        }
         Dtype::Q8_0 => blocks(values, importance, out, q8_0),
         Dtype::Q2K => blocks(values, importance, out, q2_k),
         Dtype::Q3K => blocks(values, importance, out, q3_k),
@@ -75,9 +83,15 @@ fn weigh(values: &[f32], importance: &[f32], spread: f32) -> [f32; GROUP] {
     weights
 }
 
-/// Returns the importance of a group of a block.
-fn group_of(importance: &[f32], group: usize, len: usize) -> &[f32] {
-    &importance[group * len..(group + 1) * len]
+/// Weights the values of a group of a block by the block's importance, or by their magnitude if nothing else is known of them.
+fn group_weights(values: &[f32], importance: Option<&[f32]>, group: usize, spread: f32) -> [f32; GROUP] {
+    if let Some(all) = importance {
+        return weigh(values, &all[group * values.len()..], spread);
+    }
+    let root = mean_square(values).sqrt();
+    let mut weights = [0.0; GROUP];
+    weights.iter_mut().zip(values).for_each(|(weight, value)| *weight = root + value.abs());
+    weights
 }
 
 /// Fits `scale * q` with `q` from `-half` to `half - 1`; the scale is negative if the largest value is positive.
@@ -110,74 +124,49 @@ fn signed_quant(value: f32, scale: f32, half: f32) -> u8 {
 }
 
 /// Quantises a block of one signed scale.
-fn one_scale(values: &[f32; 32], importance: Option<&[f32]>, half: f32) -> (f16, [u8; 32]) {
+fn one_scale(values: &[f32; 32], importance: Option<&[f32]>, half: f32, out: &mut [u8]) {
     let Some(importance) = importance else {
         let scale = extreme(values) / -half;
         let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-        let top = 2.0 * half - 1.0;
-        return (f16::from_f32(scale), values.map(|value| (value * inverse + half + 0.5).min(top) as u8));
+        let quants = values.map(|value| (value * inverse + half + 0.5).min(2.0 * half - 1.0) as u8);
+        return write_block(f16::from_f32(scale), None, &quants, out);
     };
     let weights = weigh(values, importance, mean_square(values));
     let scale = f16::from_f32(signed_fit(values, &weights, half));
-    (scale, values.map(|value| signed_quant(value, scale.to_f32(), half)))
+    write_block(scale, None, &values.map(|value| signed_quant(value, scale.to_f32(), half)), out);
 }
 
 /// Quantises a block of one scale and one minimum, `scale * q + min`.
-fn scale_and_min(values: &[f32; 32], importance: Option<&[f32]>, top: f32) -> (f16, f16, [u8; 32]) {
+fn scale_and_min(values: &[f32; 32], importance: Option<&[f32]>, top: f32, out: &mut [u8]) {
     let lowest = values.iter().copied().fold(f32::INFINITY, f32::min);
     let highest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let scale = (highest - lowest) / top;
     let Some(importance) = importance else {
         let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
         let quants = values.map(|value| ((value - lowest) * inverse + 0.5).min(top) as u8);
-        return (f16::from_f32(scale), f16::from_f32(lowest), quants);
+        return write_block(f16::from_f32(scale), Some(f16::from_f32(lowest)), &quants, out);
     };
     let weights = weigh(values, importance, mean_square(values));
     let fit = min_fit(values, &weights, top, GroupFit { scale, min: -lowest }, false);
     let (scale, min) = (f16::from_f32(fit.scale), f16::from_f32(-fit.min));
     let rounded = GroupFit { scale: scale.to_f32(), min: -min.to_f32() };
-    (scale, min, values.map(|value| rounded.quant(value, top) as u8))
+    write_block(scale, Some(min), &values.map(|value| rounded.quant(value, top) as u8), out);
 }
 
-/// Packs 4-bit numbers: value `i` in the low nibble of byte `i`, value `i + 16` in the high one.
-fn nibbles(quants: &[u8; 32], out: &mut [u8]) {
-    for (i, out) in out.iter_mut().enumerate() {
+/// Writes a block of Q4_0, Q4_1, Q5_0 or Q5_1: the scale, the minimum if there is one, the fifth bits if `out` has room for
+/// them, and the lower four bits, those of value `i` in the low nibble of byte `i` and those of value `i + 16` in the high one.
+pub(super) fn write_block(scale: f16, min: Option<f16>, quants: &[u8; 32], out: &mut [u8]) {
+    let (head, nibbles) = out.split_at_mut(out.len() - 16);
+    let (numbers, fifths) = head.split_at_mut(if min.is_some() { 4 } else { 2 });
+    numbers[..2].copy_from_slice(&scale.to_le_bytes());
+    if let Some(min) = min {
+        numbers[2..].copy_from_slice(&min.to_le_bytes());
+    }
+    let bits = quants.iter().enumerate().fold(0u32, |bits, (i, q)| bits | u32::from(q >> 4) << i);
+    fifths.copy_from_slice(&bits.to_le_bytes()[..fifths.len()]);
+    for (i, out) in nibbles.iter_mut().enumerate() {
         *out = quants[i] & 15 | quants[i + 16] << 4;
     }
-}
-
-/// Packs the fifth bits of 32 numbers.
-fn fifth_bits(quants: &[u8; 32]) -> [u8; 4] {
-    let bits = quants.iter().enumerate().fold(0u32, |bits, (i, q)| bits | u32::from(q >> 4) << i);
-    bits.to_le_bytes()
-}
-
-fn q4_0(values: &[f32; 32], importance: Option<&[f32]>, out: &mut [u8; 18]) {
-    let (scale, quants) = one_scale(values, importance, 8.0);
-    out[..2].copy_from_slice(&scale.to_le_bytes());
-    nibbles(&quants, &mut out[2..]);
-}
-
-fn q5_0(values: &[f32; 32], importance: Option<&[f32]>, out: &mut [u8; 22]) {
-    let (scale, quants) = one_scale(values, importance, 16.0);
-    out[..2].copy_from_slice(&scale.to_le_bytes());
-    out[2..6].copy_from_slice(&fifth_bits(&quants));
-    nibbles(&quants, &mut out[6..]);
-}
-
-fn q4_1(values: &[f32; 32], importance: Option<&[f32]>, out: &mut [u8; 20]) {
-    let (scale, min, quants) = scale_and_min(values, importance, 15.0);
-    out[..2].copy_from_slice(&scale.to_le_bytes());
-    out[2..4].copy_from_slice(&min.to_le_bytes());
-    nibbles(&quants, &mut out[4..]);
-}
-
-fn q5_1(values: &[f32; 32], importance: Option<&[f32]>, out: &mut [u8; 24]) {
-    let (scale, min, quants) = scale_and_min(values, importance, 31.0);
-    out[..2].copy_from_slice(&scale.to_le_bytes());
-    out[2..4].copy_from_slice(&min.to_le_bytes());
-    out[4..8].copy_from_slice(&fifth_bits(&quants));
-    nibbles(&quants, &mut out[8..]);
 }
 
 /// Eight bits are enough without a search, so importance is not used.
@@ -275,10 +264,7 @@ impl<const GROUPS: usize> MinBlock<GROUPS> {
         let spread = mean_square(values);
         let mut fits = [GroupFit::default(); GROUPS];
         for (group, (fit, values)) in fits.iter_mut().zip(values.chunks_exact(len)).enumerate() {
-            let weights = match importance {
-                Some(all) => weigh(values, group_of(all, group, len), spread),
-                None => magnitudes(values),
-            };
+            let weights = group_weights(values, importance, group, spread);
             let lowest = values.iter().copied().fold(0.0, f32::min);
             let highest = values.iter().copied().fold(lowest, f32::max);
             let first = GroupFit { scale: (highest - lowest) / top, min: -lowest };
@@ -297,16 +283,6 @@ impl<const GROUPS: usize> MinBlock<GROUPS> {
         }
         Self { scale, min, scales, mins, quants }
     }
-}
-
-/// Weights values by their magnitude, if nothing else is known of them.
-fn magnitudes(values: &[f32]) -> [f32; GROUP] {
-    let root = mean_square(values).sqrt();
-    let mut weights = [0.0; GROUP];
-    for (weight, value) in weights.iter_mut().zip(values) {
-        *weight = root + value.abs();
-    }
-    weights
 }
 
 /// Encodes numbers, none negative, as multiples of one factor.
@@ -386,10 +362,7 @@ impl SignedBlock {
         let spread = mean_square(values);
         let mut fits = [0.0; 16];
         for (group, (fit, values)) in fits.iter_mut().zip(values.as_chunks::<16>().0).enumerate() {
-            let weights = match importance {
-                Some(all) => weigh(values, group_of(all, group, 16), spread),
-                None => magnitudes(values),
-            };
+            let weights = group_weights(values, importance, group, spread);
             *fit = signed_fit(values, &weights, half);
         }
         let scale = f16::from_f32(extreme(&fits) / -top_scale);

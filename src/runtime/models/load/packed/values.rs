@@ -7,6 +7,7 @@
 
 use half::f16;
 
+use super::super::blocks::write_block;
 use crate::tensor::{HostTensor, SharedBytes};
 use llmctl_kernel::Dtype;
 
@@ -86,25 +87,21 @@ impl PackedValues {
 
 /// Appends a block; layouts as in `kernel::quant`.
 fn push_block(dtype: Dtype, numbers: &[i16; BLOCK], scale: f32, min: f32, out: &mut Vec<u8>) {
-    out.extend(f16::from_f32(scale).to_le_bytes());
     let offset = match dtype {
         Dtype::Q4_0 => 8,
         Dtype::Q5_0 => 16,
         _ => 0,
     };
-    let quants = numbers.map(|number| (number + offset) as u8);
-    if matches!(dtype, Dtype::Q4_1 | Dtype::Q5_1) {
-        out.extend(f16::from_f32(min).to_le_bytes());
-    }
-    if matches!(dtype, Dtype::Q5_0 | Dtype::Q5_1) {
-        let high = quants.iter().enumerate().fold(0u32, |bits, (i, q)| bits | u32::from(q >> 4) << i);
-        out.extend(high.to_le_bytes());
-    }
+    let (scale, quants) = (f16::from_f32(scale), numbers.map(|number| (number + offset) as u8));
     if dtype == Dtype::Q8_0 {
+        out.extend(scale.to_le_bytes());
         out.extend(quants);
-    } else {
-        out.extend((0..16).map(|i| quants[i] & 15 | quants[i + 16] << 4));
+        return;
     }
+    let min = matches!(dtype, Dtype::Q4_1 | Dtype::Q5_1).then(|| f16::from_f32(min));
+    let start = out.len();
+    out.resize(start + dtype.block_bytes(), 0);
+    write_block(scale, min, &quants, &mut out[start..]);
 }
 
 /// Reads `count` numbers of `bits` bits, the lowest bits of the first byte first.

@@ -106,15 +106,25 @@ impl ConfigReader {
     /// Returns a count for each of `num_layers` layers, from a list or one number for all; `None` if the file lacks
     /// the key.
     pub fn counts(&self, key: &str, num_layers: usize) -> LoadResult<Option<Vec<usize>>> {
-        let Some(Value::Array(list)) = self.value(key) else {
+        if !self.value(key).is_some_and(|value| value.is_array()) {
             return Ok(self.count(key)?.map(|count| vec![count; num_layers]));
-        };
-        let counts: Option<Vec<usize>> =
-            list.iter().map(|value| value.as_u64().filter(|&n| n < 1 << 32).map(|n| n as usize)).collect();
-        match counts.filter(|counts| counts.len() == num_layers) {
-            Some(counts) => Ok(Some(counts)),
-            None => Err(self.error(key, format!("is not a list of counts for {num_layers} layers"))),
         }
+        let count = |value: &Value| value.as_u64().filter(|&n| n < 1 << 32).map(|n| n as usize);
+        self.list(key, num_layers, &format!("counts for {num_layers} layers"), count)
+    }
+
+    /// Returns a list of `len` values that `read` takes, `what` in errors; `None` if the file lacks the key.
+    pub fn list<T>(
+        &self,
+        key: &str,
+        len: usize,
+        what: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> LoadResult<Option<Vec<T>>> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        let list = value.as_array().filter(|list| list.len() == len);
+        let list: Option<Vec<T>> = list.and_then(|list| list.iter().map(read).collect());
+        list.map(Some).ok_or_else(|| self.error(key, format!("is not a list of {what}")))
     }
 
     /// Returns a count that one layer has instead of all layers' count, in the form that transformers writes from 5.24 on; `None`
@@ -209,10 +219,9 @@ impl ConfigReader {
         }
         match self.value(KEY) {
             None => Ok(by_period(period)),
-            Some(Value::Array(list)) => {
-                let listed: Option<Vec<bool>> = list.iter().map(Value::as_bool).collect();
-                let listed = listed.filter(|listed| listed.len() == num_layers);
-                listed.ok_or_else(|| self.error(KEY, format!("is not a list of {num_layers} layers")))
+            Some(Value::Array(_)) => {
+                let listed = self.list(KEY, num_layers, &format!("{num_layers} layers"), Value::as_bool)?;
+                Ok(listed.unwrap_or_default())
             }
             Some(_) => self.size(KEY, num_layers).map(by_period),
         }
@@ -220,25 +229,30 @@ impl ConfigReader {
 
     /// Returns for each layer whether it is of `kind` instead of `full_attention`, if the file has `layer_types`.
     pub fn layers_of_kind(&self, num_layers: usize, kind: &str) -> LoadResult<Option<Vec<bool>>> {
-        const KEY: &str = "layer_types";
-        let Some(kinds) = self.kinds_of_layers(KEY, num_layers)? else { return Ok(None) };
-        let is_of_kind = kinds.iter().map(|of_layer| match of_layer.as_str() {
-            name if name == kind => Ok(true),
-            "full_attention" => Ok(false),
-            other => Err(self.error(KEY, format!("{other:?} is not a known kind of layer"))),
+        self.layers_named("layer_types", num_layers, [&[kind], &["full_attention"]])
+    }
+
+    /// Returns for each layer whether the list under `key` gives it one of the names `of_kind`, not one of `others`; `None`
+    /// if the file lacks the list.
+    pub fn layers_named(
+        &self,
+        key: &str,
+        num_layers: usize,
+        [of_kind, others]: [&[&str]; 2],
+    ) -> LoadResult<Option<Vec<bool>>> {
+        let what = format!("{num_layers} kinds of layers");
+        let kinds = self.list(key, num_layers, &what, |kind| kind.as_str().map(str::to_owned))?;
+        let Some(kinds) = kinds else { return Ok(None) };
+        let is_of_kind = kinds.iter().map(|kind| match kind.as_str() {
+            name if of_kind.contains(&name) => Ok(true),
+            name if others.contains(&name) => Ok(false),
+            other => Err(self.error(key, format!("{other:?} is not a known kind of layer"))),
         });
         is_of_kind.collect::<Result<_, _>>().map(Some)
     }
 
-    /// Returns the list of each layer's kind under `key`; `None` if the file lacks it.
-    pub fn kinds_of_layers(&self, key: &str, num_layers: usize) -> LoadResult<Option<Vec<String>>> {
-        let Some(value) = self.value(key) else { return Ok(None) };
-        let kinds = value.as_array().filter(|kinds| kinds.len() == num_layers);
-        let kinds: Option<Vec<String>> =
-            kinds.and_then(|kinds| kinds.iter().map(|kind| kind.as_str().map(str::to_owned)).collect());
-        match kinds {
-            Some(kinds) => Ok(Some(kinds)),
-            None => Err(self.error(key, format!("is not a list of {num_layers} kinds of layers"))),
-        }
+    /// Returns for each layer whether it has a sliding window, if the file has `layer_types`, and otherwise what `default` says.
+    pub fn sliding_or(&self, num_layers: usize, default: impl Fn(usize) -> bool) -> LoadResult<Vec<bool>> {
+        Ok(self.sliding_layers(num_layers)?.unwrap_or_else(|| (0..num_layers).map(default).collect()))
     }
 }

@@ -3,8 +3,6 @@
 //! their choice. Sources: transformers `DeepseekV2Config`, `DeepseekV3Config` and `Glm4MoeLiteConfig`;
 //! llama.cpp's `deepseek2` for GGUF, which covers all three.
 
-use serde_json::Value;
-
 use super::dense::{ConfigDefaults, MAX_WIDTH, decoder};
 use super::experts::{ExpertKeys, experts, weight_scale, with_shared};
 use super::rope::yarn_score_factor;
@@ -101,17 +99,9 @@ fn gguf_head_dims(reader: &ConfigReader, rotary_dim: usize) -> LoadResult<(usize
 fn sparse_layers(reader: &ConfigReader, num_layers: usize) -> LoadResult<Vec<bool>> {
     const LIST: &str = "mlp_layer_types";
     const STEP: &str = "moe_layer_freq";
-    if let Some(Value::Array(list)) = reader.value(LIST) {
-        let is_sparse = list.iter().map(|kind| match kind.as_str() {
-            Some("sparse") => Ok(true),
-            Some("dense") => Ok(false),
-            _ => Err(reader.error(LIST, format!("{kind} is not a known kind of layer"))),
-        });
-        let listed = is_sparse.collect::<Result<Vec<_>, _>>()?;
-        return match listed.len() == num_layers {
-            true => Ok(listed),
-            false => Err(reader.error(LIST, format!("is not a list of {num_layers} layers"))),
-        };
+    if reader.value(LIST).is_some_and(|list| list.is_array()) {
+        let listed = reader.layers_named(LIST, num_layers, [&["sparse"], &["dense"]])?;
+        return Ok(listed.unwrap_or_default());
     }
     if let Some(step) = reader.count(STEP)?.filter(|step| *step != 1) {
         return Err(reader.error(STEP, format!("experts in every {step}th layer are not supported")));
@@ -199,7 +189,7 @@ mod tests {
     use super::*;
     use crate::backend::KvType;
     use crate::model::decoder::kv_bytes_per_token;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn description(config: Value) -> Description {
         let reader = ConfigReader::hugging_face("config.json".into(), config);

@@ -52,9 +52,9 @@ pub fn slide_upper_layers(description: &mut Description, reader: &ConfigReader) 
         return Ok(());
     }
     let window = reader.count("sliding_window")?;
-    let sliding = reader.sliding_layers(description.config.layers.len())?;
     let first = reader.count("max_window_layers")?.unwrap_or(28);
-    description.slide(window, |layer| sliding.as_ref().map_or(layer >= first, |sliding| sliding[layer]));
+    let slides = reader.sliding_or(description.config.layers.len(), |layer| layer >= first)?;
+    description.slide(window, |layer| slides[layer]);
     Ok(())
 }
 
@@ -360,12 +360,12 @@ fn apertus(description: &mut Description, reader: &ConfigReader) -> LoadResult<(
 
 /// Parses a parameter of each layer, from a list or one number for all.
 fn parameters(reader: &ConfigReader, key: &str, num_layers: usize) -> LoadResult<Vec<f32>> {
-    let list = match reader.value(key) {
-        Some(Value::Array(list)) => list.iter().map(Value::as_f64).collect(),
-        Some(value) => value.as_f64().map(|number| vec![number; num_layers]),
-        None => return Err(reader.error(key, "is missing")),
+    let list = match reader.value(key).map(|value| value.as_f64()) {
+        Some(Some(number)) => vec![number; num_layers],
+        _ => {
+            let list = reader.list(key, num_layers, &format!("{num_layers} numbers"), Value::as_f64)?;
+            list.ok_or_else(|| reader.error(key, "is missing"))?
+        }
     };
-    let list = list.filter(|list: &Vec<f64>| list.len() == num_layers);
-    let list = list.ok_or_else(|| reader.error(key, format!("is not a list of {num_layers} numbers")))?;
     Ok(list.into_iter().map(|number| number as f32).collect())
 }

@@ -238,8 +238,7 @@ fn gpt_oss(description: &mut Description, reader: &ConfigReader) -> LoadResult<(
     let activation = Activation::ClampedSwish { alpha, limit };
     description.experts_mut().for_each(|experts| experts.mlp.activation = activation);
     description.config.attentions_mut().for_each(|(_, attention)| attention.has_sinks = true);
-    let listed = reader.sliding_layers(description.config.layers.len())?;
-    let slides = |layer: usize| listed.as_ref().map_or(layer.is_multiple_of(2), |listed| listed[layer]);
-    description.slide(Some(reader.window()?.unwrap_or(128)), slides);
+    let slides = reader.sliding_or(description.config.layers.len(), |layer| layer.is_multiple_of(2))?;
+    description.slide(Some(reader.window()?.unwrap_or(128)), |layer| slides[layer]);
     Ok(())
 }

@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::dense::ConfigDefaults;
-use super::gemma4::{per_layer_size, share_rows};
+use super::gemma4::{per_layer_size, set_widths, share_rows};
 use super::rope::local_rope;
 use super::sliding_families::GEMMA_DEFAULTS;
 use super::{ConfigReader, Description, Family};
@@ -64,21 +64,6 @@ fn adjust(description: &mut Description, reader: &ConfigReader) -> LoadResult<()
     });
     description.config.altup = Some(altup(reader, num_layers)?);
     description.slide(Some(reader.window()?.unwrap_or(512)), |layer| slides[layer]);
-    Ok(())
-}
-
-/// Sets each layer's feed-forward width, which a file may list.
-fn set_widths(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
-    let key = reader.pick("intermediate_size", "feed_forward_length");
-    let num_layers = description.config.layers.len();
-    let Some(widths) = reader.counts(key, num_layers)? else { return Ok(()) };
-    for (layer, (config, width)) in description.config.layers.iter_mut().zip(widths).enumerate() {
-        match &mut config.feed_forward.dense {
-            Some(_) if width == 0 => return Err(reader.error(key, format!("layer {layer} has none"))),
-            Some(dense) => dense.intermediate_size = width,
-            None => {}
-        }
-    }
     Ok(())
 }
 

@@ -26,7 +26,11 @@ pub const FAMILY: Family = Family {
     parse: |family, reader| {
         let (mut description, slides) = layers(family, reader)?;
         let first_shared = share_rows(&mut description, reader, &slides, 0)?;
-        set_widths(&mut description, reader, first_shared)?;
+        set_widths(&mut description, reader)?;
+        if !reader.is_gguf() && reader.flag("use_double_wide_mlp")? == Some(true) {
+            let shared = description.networks_mut().filter(|(layer, _)| *layer >= first_shared);
+            shared.for_each(|(_, network)| network.intermediate_size *= 2);
+        }
         set_experts(&mut description, reader)?;
         set_per_layer_inputs(&mut description, reader)?;
         description.config.two_way = two_way(&description, reader)?;
@@ -165,21 +169,15 @@ pub fn share_rows(
     Ok(first_shared)
 }
 
-/// Sets each layer's feed-forward width: those of layers from `first_shared` on may be twice as wide.
-fn set_widths(description: &mut Description, reader: &ConfigReader, first_shared: usize) -> LoadResult<()> {
-    let num_layers = description.config.layers.len();
-    let is_wide = reader.flag("use_double_wide_mlp")? == Some(true);
-    let listed = reader.is_gguf().then(|| reader.counts("feed_forward_length", num_layers)).transpose()?;
-    for (index, layer) in description.config.layers.iter_mut().enumerate() {
-        let Some(dense) = &mut layer.feed_forward.dense else { continue };
-        match listed.as_ref().and_then(Option::as_ref) {
-            Some(listed) if listed[index] == 0 => {
-                return Err(reader.error("feed_forward_length", format!("layer {index} has none")));
-            }
-            Some(listed) => dense.intermediate_size = listed[index],
-            None if is_wide && index >= first_shared => dense.intermediate_size *= 2,
-            None => {}
+/// Sets the widths of the layers' networks, which a file may list.
+pub fn set_widths(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
+    let key = reader.pick("intermediate_size", "feed_forward_length");
+    let Some(widths) = reader.counts(key, description.config.layers.len())? else { return Ok(()) };
+    for (layer, network) in description.networks_mut() {
+        if widths[layer] == 0 {
+            return Err(reader.error(key, format!("layer {layer} has none")));
         }
+        network.intermediate_size = widths[layer];
     }
     Ok(())
 }

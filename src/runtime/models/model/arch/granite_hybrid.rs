@@ -104,11 +104,6 @@ fn recurrent_layers(reader: &ConfigReader, num_layers: usize) -> LoadResult<Vec<
     }
     const KEY: &str = "layer_types";
     let key = if reader.value(KEY).is_some() { KEY } else { "layers_block_type" };
-    let Some(kinds) = reader.kinds_of_layers(key, num_layers)? else { return Ok(vec![true; num_layers]) };
-    let is_recurrent = kinds.iter().map(|kind| match kind.as_str() {
-        "mamba" | "linear_attention" => Ok(true),
-        "attention" | "full_attention" => Ok(false),
-        other => Err(reader.error(key, format!("{other:?} is not a known kind of layer"))),
-    });
-    is_recurrent.collect()
+    let kinds: [&[&str]; 2] = [&["mamba", "linear_attention"], &["attention", "full_attention"]];
+    Ok(reader.layers_named(key, num_layers, kinds)?.unwrap_or_else(|| vec![true; num_layers]))
 }

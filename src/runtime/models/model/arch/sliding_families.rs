@@ -40,11 +40,10 @@ fn slide_smollm3(description: &mut Description, reader: &ConfigReader) -> LoadRe
         return Ok(());
     }
     let window = reader.count("sliding_window")?;
-    let listed = reader.sliding_layers(description.config.layers.len())?;
     let without_rope: Vec<bool> =
         description.config.attentions().map(|attention| attention.rope.is_none()).collect();
-    let sliding = listed.unwrap_or(without_rope);
-    description.slide(window, |layer| sliding[layer]);
+    let slides = reader.sliding_or(without_rope.len(), |layer| without_rope[layer])?;
+    description.slide(window, |layer| slides[layer]);
     Ok(())
 }
 
@@ -147,10 +146,8 @@ pub const GEMMA2: Family = Family {
     adjust: |description, reader| {
         scale_gemma(description, reader, 46)?;
         default_caps(description, reader);
-        let sliding = reader.sliding_layers(description.config.layers.len())?;
-        let slides =
-            |layer: usize| sliding.as_ref().map_or(layer.is_multiple_of(2), |sliding| sliding[layer]);
-        description.slide(Some(reader.window()?.unwrap_or(4096)), slides);
+        let slides = reader.sliding_or(description.config.layers.len(), |layer| layer.is_multiple_of(2))?;
+        description.slide(Some(reader.window()?.unwrap_or(4096)), |layer| slides[layer]);
         Ok(())
     },
     ..Family::new("gemma2", &["gemma2"], &["gemma2"])
@@ -200,14 +197,12 @@ pub const GEMMA3: Family = Family {
     adjust: |description, reader| {
         scale_gemma(description, reader, 62)?;
         description.config.two_way = TwoWay::All;
-        let listed = reader.sliding_layers(description.config.layers.len())?;
         let key = reader.pick("sliding_window_pattern", "attention.sliding_window_pattern");
         let own_key = if reader.value(key).is_some() { key } else { "_sliding_window_pattern" };
         let pattern = reader.interval(own_key, 6)?;
-        let by_pattern = |layer: usize| !(layer + 1).is_multiple_of(pattern);
-        set_local(description, reader, 10_000.0, |layer| {
-            listed.as_ref().map_or(by_pattern(layer), |listed| listed[layer])
-        })
+        let num_layers = description.config.layers.len();
+        let slides = reader.sliding_or(num_layers, |layer| !(layer + 1).is_multiple_of(pattern))?;
+        set_local(description, reader, 10_000.0, |layer| slides[layer])
     },
     ..Family::new("gemma3", &["gemma3", "gemma3_text"], &["gemma3", "gemma-embedding"])
 };

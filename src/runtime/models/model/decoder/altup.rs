@@ -2,7 +2,7 @@
 //! others; and a learned residual of low rank beside its attention. Sources: Baykal et al. 2023; transformers
 //! `Gemma3nTextAltUp` and `Gemma3nTextLaurelBlock`.
 
-use super::buffers::{LayerBuffers, Projection};
+use super::buffers::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
 use super::per_layer::LayerInput;
 use super::stream::{AltUpStreams, Stream};
@@ -131,14 +131,10 @@ impl<B: Backend> LayerAltUp<B> {
     }
 
     /// Predicts every stream; the active one's prediction becomes `stream.residual`.
-    pub fn predict(
-        &self,
-        backend: &B,
-        stream: &mut Stream<B::Buffer>,
-        work: &mut LayerBuffers<B::Buffer>,
-    ) -> Result<()> {
+    pub fn predict(&self, context: &mut LayerContext<'_, B>, stream: &mut Stream<B::Buffer>) -> Result<()> {
+        let backend = context.backend;
         let Stream { residual, altup, .. } = stream;
-        self.route(backend, &altup.current[self.active], work, &mut altup.modalities)?;
+        self.route(context, &altup.current[self.active], &mut altup.modalities)?;
         multiply(&altup.modalities, &self.prediction, self.num_streams, &mut altup.coefficients);
         let per_row = self.num_streams * self.num_streams;
         let AltUpStreams { current, predicted, coefficients, weights, rows, .. } = altup;
@@ -157,12 +153,11 @@ impl<B: Backend> LayerAltUp<B> {
     /// Computes the learned residual from the mixer's input, to be added by [`Self::add_laurel`].
     pub fn compute_laurel(
         &self,
-        backend: &B,
+        LayerContext { backend, work, .. }: &mut LayerContext<'_, B>,
         input: &B::Buffer,
-        streams: &mut AltUpStreams<B::Buffer>,
-        work: &mut LayerBuffers<B::Buffer>,
+        laurel: &mut B::Buffer,
     ) -> Result<()> {
-        let (LayerBuffers { gate, up, .. }, laurel) = (work, &mut streams.laurel);
+        let LayerBuffers { gate, up, .. } = &mut **work;
         let [left, right] = &self.laurel;
         left.apply(backend, input, gate)?;
         right.apply(backend, gate, up)?;
@@ -171,13 +166,8 @@ impl<B: Backend> LayerAltUp<B> {
     }
 
     /// Adds the learned residual, and keeps the sum's magnitude.
-    pub fn add_laurel(
-        &self,
-        backend: &B,
-        streams: &AltUpStreams<B::Buffer>,
-        residual: &mut B::Buffer,
-    ) -> Result<()> {
-        backend.add_scaled(residual, &streams.laurel, 1.0)?;
+    pub fn add_laurel(backend: &B, laurel: &B::Buffer, residual: &mut B::Buffer) -> Result<()> {
+        backend.add_scaled(residual, laurel, 1.0)?;
         backend.scale(residual, std::f32::consts::FRAC_1_SQRT_2)
     }
 
@@ -185,13 +175,12 @@ impl<B: Backend> LayerAltUp<B> {
     /// layer's own input.
     pub fn correct(
         &self,
-        backend: &B,
+        context: &mut LayerContext<'_, B>,
         inputs: Option<(&LayerInput<B>, &B::Buffer)>,
-        stream: &mut Stream<B::Buffer>,
-        work: &mut LayerBuffers<B::Buffer>,
+        Stream { residual, added, altup, .. }: &mut Stream<B::Buffer>,
     ) -> Result<()> {
-        let Stream { residual, added, altup, .. } = stream;
-        self.route(backend, residual, work, &mut altup.modalities)?;
+        let backend = context.backend;
+        self.route(context, residual, &mut altup.modalities)?;
         multiply(&altup.modalities, &self.correction, self.num_streams, &mut altup.coefficients);
         let AltUpStreams { current, predicted, coefficients, weights, rows, .. } = altup;
         backend.add_scaled(residual, &predicted[self.active], -1.0)?;
@@ -206,7 +195,7 @@ impl<B: Backend> LayerAltUp<B> {
             if let Some(scale) = &self.output_scale {
                 backend.multiply(residual, scale)?;
             }
-            input.compute(backend, inputs, residual, work, added)?;
+            input.compute(context, [inputs, residual], added)?;
             current[1..].iter_mut().try_for_each(|stream| backend.add_scaled(stream, added, 1.0))?;
         }
         Ok(())
@@ -215,12 +204,12 @@ impl<B: Backend> LayerAltUp<B> {
     /// Computes each row's weights of the streams, `[rows, streams]`, within -1..1.
     fn route(
         &self,
-        backend: &B,
+        context: &mut LayerContext<'_, B>,
         input: &B::Buffer,
-        work: &mut LayerBuffers<B::Buffer>,
         modalities: &mut Vec<f32>,
     ) -> Result<()> {
-        let LayerBuffers { mixed, scores, .. } = work;
+        let LayerContext { backend, work, .. } = context;
+        let LayerBuffers { mixed, scores, .. } = &mut **work;
         backend.rms_norm(input, &self.router_norm, self.eps, mixed)?;
         self.router.apply(backend, mixed, scores)?;
         backend.read(scores, modalities)?;

@@ -77,7 +77,7 @@ impl<B: Backend> DecoderLayer<B> {
     pub fn apply(&self, context: &mut LayerContext<'_, B>, stream: &mut Stream<B::Buffer>) -> Result<()> {
         let (backend, eps) = (context.backend, self.eps);
         if let Some(altup) = &self.altup {
-            altup.predict(backend, stream, context.work)?;
+            altup.predict(context, stream)?;
         }
         let Stream { residual, normed: space, added, altup: streams } = stream;
         let [mixer_scale, mlp_scale] = self.residual_scales;
@@ -85,14 +85,14 @@ impl<B: Backend> DecoderLayer<B> {
             let input =
                 normed(backend, B::rms_norm_into_products, self.pre_mixer.as_ref(), eps, residual, space)?;
             if let Some(altup) = &self.altup {
-                altup.compute_laurel(backend, input, streams, context.work)?;
+                altup.compute_laurel(context, input, &mut streams.laurel)?;
             }
             mixer.apply(context, input, added)?;
             let result = normed(backend, B::rms_norm, self.post_mixer.as_ref(), eps, added, space)?;
             backend.add_scaled(residual, result, mixer_scale)?;
         }
-        if let Some(altup) = &self.altup {
-            altup.add_laurel(backend, streams, residual)?;
+        if self.altup.is_some() {
+            LayerAltUp::add_laurel(backend, &streams.laurel, residual)?;
         }
         if let Some(feed_forward) = &self.feed_forward {
             let input =
@@ -103,9 +103,9 @@ impl<B: Backend> DecoderLayer<B> {
         }
         let inputs = self.input.as_ref().zip(context.per_layer);
         if let Some(altup) = &self.altup {
-            altup.correct(backend, inputs, stream, context.work)?;
+            altup.correct(context, inputs, stream)?;
         } else if let Some((input, inputs)) = inputs {
-            input.compute(backend, inputs, residual, context.work, added)?;
+            input.compute(context, [inputs, residual], added)?;
             backend.add_scaled(residual, added, 1.0)?;
         }
         let residual = &mut stream.residual;

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use super::buffers::{LayerBuffers, Projection};
+use super::buffers::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
 use crate::backend::{Activation, Backend};
 use crate::model::config::{DecoderConfig, PerLayerInputs};
@@ -111,13 +111,11 @@ impl<B: Backend> LayerInput<B> {
     /// Computes into `out` what the layer's part of `inputs` adds to the residual stream.
     pub fn compute(
         &self,
-        backend: &B,
-        inputs: &B::Buffer,
-        residual: &B::Buffer,
-        work: &mut LayerBuffers<B::Buffer>,
+        LayerContext { backend, work, .. }: &mut LayerContext<'_, B>,
+        [inputs, residual]: [&B::Buffer; 2],
         out: &mut B::Buffer,
     ) -> Result<()> {
-        let LayerBuffers { mixed, gate, up, .. } = work;
+        let LayerBuffers { mixed, gate, up, .. } = &mut **work;
         self.gate.apply(backend, residual, gate)?;
         backend.select_columns(inputs, self.columns.clone(), up)?;
         backend.gated(self.activation, gate, up)?;
