@@ -192,7 +192,7 @@ impl Marked {
     // -- Calls inside reasoning.
 
     fn begin_early(&mut self, opener: &'static str) {
-        let Some(reader) = self.calls.map(|calls| (calls.reader)(calls, opener)) else { return };
+        let Some(reader) = self.calls.map(|calls| calls.reader(opener)) else { return };
         let space = std::mem::take(&mut self.space);
         // Space that begins the reasoning is the markup's.
         if !self.is_fresh || !self.early.is_empty() {
@@ -280,7 +280,7 @@ impl Marked {
     // -- Calls.
 
     fn begin_call(&mut self, opener: &'static str) {
-        let Some(reader) = self.calls.map(|calls| (calls.reader)(calls, opener)) else { return };
+        let Some(reader) = self.calls.map(|calls| calls.reader(opener)) else { return };
         self.raw = std::mem::take(&mut self.space) + opener;
         self.state = MarkedState::Call(reader);
     }

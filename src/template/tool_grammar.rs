@@ -46,7 +46,7 @@ pub fn unwritable(
     writer: &mut Writer<'_>,
 ) -> Vec<(String, String)> {
     let refused = |tool: &ToolDefinition| {
-        (format.row().call)(writer, tool, "");
+        (format.row().call)(format.row(), writer, tool, "");
         Some((tool.name.clone(), writer.refused.take()?))
     };
     tools.iter().filter_map(refused).collect()
@@ -282,6 +282,6 @@ impl AnswerGrammar<'_> {
     }
 
     fn call(&mut self, tool: &ToolDefinition, lead: &str) -> String {
-        (self.format().call)(&mut self.writer, tool, lead)
+        (self.format().call)(self.format(), &mut self.writer, tool, lead)
     }
 }

@@ -36,6 +36,13 @@ pub struct Tagging {
     pub end: &'static str,
 }
 
+impl Tagging {
+    /// Tags whose names stand between quotes, as in `<parameter name="KEY">`.
+    pub const fn named(before_key: &'static str, behind_value: &'static str, end: &'static str) -> Self {
+        Self { behind_name: "\">", before_key, behind_key: |_| &["\">"], behind_value, end }
+    }
+}
+
 /// End of a value.
 #[derive(Clone, Copy)]
 struct ValueEnd<'a> {
@@ -48,10 +55,16 @@ struct ValueEnd<'a> {
 }
 
 impl Writer<'_> {
-    /// A call as a text, its arguments as JSON, and a text.
-    pub fn json_call(&mut self, before: &str, tool: &ToolDefinition, after: &str) -> String {
+    /// A call as texts around a name, as it stands there, and the tool's arguments as JSON.
+    pub fn json_call(&mut self, tool: &ToolDefinition, name: &str, texts: [&str; 3]) -> String {
         let arguments = self.json_arguments(tool);
-        format!("{} {arguments} {}", self.markup(before), self.markup(after))
+        let [before, between, after] = texts;
+        format!("{} {arguments} {}", self.markup(&format!("{before}{name}{between}")), self.markup(after))
+    }
+
+    /// As [`Self::json_call`], with the tool's name as a JSON string.
+    pub fn object_call(&mut self, tool: &ToolDefinition, texts: [&str; 3]) -> String {
+        self.json_call(tool, &json_text::quoted(&tool.name), texts)
     }
 
     /// A call with a number in front of its arguments.

@@ -85,8 +85,9 @@ formats! {
 impl ToolCallFormat {
     /// Every marker that a tokenizer may have as a token of its own.
     pub(crate) fn markers(self) -> impl Iterator<Item = &'static str> {
-        let ToolCallSpec { openers, unwritten_openers, dropped, marks, .. } = self.row();
+        let ToolCallSpec { openers, unwritten_openers, dropped, marks, end, .. } = self.row();
         let is_token = |marker: &&&str| marker.ends_with(['>', ']']);
-        openers.iter().filter(is_token).chain(*unwritten_openers).chain(*dropped).chain(*marks).copied()
+        let tokens = openers.iter().chain([end]).filter(is_token);
+        tokens.chain(*unwritten_openers).chain(*dropped).chain(*marks).copied()
     }
 }

@@ -45,12 +45,7 @@ pub const ATEM_TAGS: Tags = Tags {
     call: "<atem:invoke name=\"",
     section_end: "</atem:function_calls>",
     is_many: true,
-    tagging: Tagging {
-        before_key: "<atem:parameter name=\"",
-        behind_value: "</atem:parameter>",
-        end: "</atem:invoke>",
-        ..Tags::PLAIN.tagging
-    },
+    tagging: Tagging::named("<atem:parameter name=\"", "</atem:parameter>", "</atem:invoke>"),
     ..Tags::PLAIN
 };
 

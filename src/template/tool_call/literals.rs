@@ -11,7 +11,7 @@ use super::json_text;
 use super::writer::{ValueStyle, Writer, quoted};
 
 impl Writer<'_> {
-    pub fn object_call(
+    pub fn literal_call(
         &mut self,
         tool: &ToolDefinition,
         style: ValueStyle,

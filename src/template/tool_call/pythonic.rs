@@ -35,8 +35,10 @@ pub struct PythonicCalls {
 }
 
 impl PythonicCalls {
-    pub fn new(close: Option<&'static str>, is_bare: bool) -> Self {
-        Self { close, is_bare, ..Self::default() }
+    /// `close` ends calls behind an opener; an empty opener is the bare one.
+    pub fn new(opener: &str, close: &'static str) -> Self {
+        let is_bare = opener.is_empty();
+        Self { close: (!is_bare).then_some(close), is_bare, ..Self::default() }
     }
 
     fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {

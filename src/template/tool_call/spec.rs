@@ -1,10 +1,12 @@
 //! The specification of one tool-call format: the texts by which a template is recognised, the markers, the parser, and the
 //! grammar.
 
+use super::glm::{GlmCall, GlmMarks};
 use super::harmony::Protocol;
 use super::json_object::JsonCalls;
-use super::json_text::quoted;
+use super::named_json::{NamedJson, NamedJsonMarks};
 use super::writer::Writer;
+use super::xml::{Tags, XmlCalls};
 use super::{CallParser, ToolDefinition};
 
 /// One tool-call format.
@@ -18,7 +20,7 @@ pub struct ToolCallSpec {
     pub openers: &'static [&'static str],
     /// Further markers that begin calls, which grammars neither write nor rule out.
     pub unwritten_openers: &'static [&'static str],
-    /// The other markers that a tokenizer may have as tokens of their own.
+    /// Further markers that a tokenizer may have as tokens of their own.
     pub marks: &'static [&'static str],
     /// Markers that mean nothing and are left out.
     pub dropped: &'static [&'static str],
@@ -35,11 +37,24 @@ pub struct ToolCallSpec {
     /// A regular expression for answers that begin like a call, where grammars write calls without a marker.
     pub bare_call: Option<&'static str>,
     pub frame: Frame,
-    /// One call as a grammar writes it; the text stands in front of the tool's name.
-    pub call: fn(&mut Writer<'_>, &ToolDefinition, &str) -> String,
-    /// The reader for what follows an opener; an empty opener is the bare one, whose character the reader gets. Never asked of
-    /// formats with a protocol: their messages are read by [`super::Harmony`].
-    pub reader: fn(&'static Self, &'static str) -> Box<dyn CallParser>,
+    pub notation: Notation,
+    /// One call as a grammar writes it; the last text stands in front of the tool's name.
+    pub call: fn(&'static Self, &mut Writer<'_>, &ToolDefinition, &str) -> String,
+}
+
+/// How a reader takes calls apart.
+#[derive(Debug)]
+pub enum Notation {
+    /// JSON objects with a name and arguments, alone or in a list.
+    Objects,
+    /// A name, a separator and a JSON object.
+    Named(NamedJsonMarks),
+    /// A tag for each parameter.
+    Tags(Tags),
+    /// Keys and values in turn.
+    Pairs(GlmMarks),
+    /// A reader of its own for what follows an opener.
+    Own(fn(&'static str) -> Box<dyn CallParser>),
 }
 
 /// The texts between and around the calls of a format.
@@ -57,31 +72,61 @@ pub struct Frame {
 }
 
 impl ToolCallSpec {
-    /// Most formats leave these fields empty, and write calls as `{"name": NAME, "arguments": {...}}`.
-    pub const PLAIN: Self = Self {
-        name: "",
-        signs: &[],
-        openers: &[],
-        unwritten_openers: &[],
-        marks: &[],
-        dropped: &[],
-        end: "",
-        prompt_opener: None,
-        protocol: None,
-        messages: None,
-        bare: None,
-        bare_call: None,
-        frame: Frame::PLAIN,
-        call: |writer, tool, _| {
-            let head = format!("{{\"name\": {}, \"arguments\": ", quoted(&tool.name));
-            writer.json_call(&head, tool, "}")
-        },
-        reader: |spec, _| Box::new(JsonCalls::new(Some(spec.end).filter(|end| !end.is_empty()))),
-    };
+    pub const PLAIN: Self = Self::new("", &[], &[], "");
+
+    /// A format of these texts whose calls are `{"name": NAME, "arguments": {...}}`.
+    pub const fn new(
+        name: &'static str,
+        signs: &'static [&'static [&'static str]],
+        openers: &'static [&'static str],
+        end: &'static str,
+    ) -> Self {
+        Self {
+            name,
+            signs,
+            openers,
+            unwritten_openers: &[],
+            marks: &[],
+            dropped: &[],
+            end,
+            prompt_opener: None,
+            protocol: None,
+            messages: None,
+            bare: None,
+            bare_call: None,
+            frame: Frame::PLAIN,
+            notation: Notation::Objects,
+            call: |spec, writer, tool, _| match &spec.notation {
+                Notation::Tags(Tags { tagging, .. }) | Notation::Pairs(GlmMarks { tagging, .. }) => {
+                    writer.tagged(tool, tagging)
+                }
+                _ => writer.object_call(tool, ["{\"name\": ", ", \"arguments\": ", "}"]),
+            },
+        }
+    }
+
+    /// Returns a reader for what follows an opener; an empty opener is the bare one, whose character the reader gets. Not for formats
+    /// with a protocol: their messages are read by [`super::Harmony`].
+    pub fn reader(&'static self, opener: &'static str) -> Box<dyn CallParser> {
+        match &self.notation {
+            Notation::Objects => Box::new(JsonCalls::new(Some(self.end).filter(|end| !end.is_empty()))),
+            Notation::Named(marks) => Box::new(NamedJson::new(marks, opener)),
+            Notation::Tags(tags) => Box::new(XmlCalls::new(tags, opener)),
+            Notation::Pairs(marks) => Box::new(GlmCall::new(marks, opener)),
+            Notation::Own(reader) => reader(opener),
+        }
+    }
 }
 
 impl Frame {
     pub const PLAIN: Self = Self { open: "", lead: "", separator: None, close: "", between: "" };
+    /// Calls of a JSON list.
+    pub const LIST: Self = Self { open: "[", separator: Some(", "), close: "]", ..Self::PLAIN };
+
+    /// Each call begins with `open`, and the last one is followed by `close`.
+    pub const fn each(open: &'static str, close: &'static str) -> Self {
+        Self { open, separator: Some(open), close, ..Self::PLAIN }
+    }
 }
 
 /// The markup around calls in answers whose text has markers too.

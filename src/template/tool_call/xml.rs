@@ -40,13 +40,7 @@ impl Tags {
         has_line_breaks: false,
         has_cdata: false,
         text_attribute: None,
-        tagging: Tagging {
-            behind_name: "\">",
-            before_key: "",
-            behind_key: |_| &["\">"],
-            behind_value: "",
-            end: "",
-        },
+        tagging: Tagging::named("", "", ""),
     };
 }
 

@@ -1,35 +1,28 @@
 //! Formats with keys and values in turn, each in tags of its own.
 
-use super::{Frame, ToolCallSpec};
+use super::{Frame, Notation, ToolCallSpec};
 use crate::tool_call::arguments::Tagging;
-use crate::tool_call::glm::{GlmCall, GlmMarks};
+use crate::tool_call::glm::GlmMarks;
 
 /// `<tool_call>NAME` with `<arg_key>` and `<arg_value>` (GLM 4.5 on, Ling 3)
 pub const GLM: ToolCallSpec = ToolCallSpec {
-    name: "glm",
-    signs: &[&["<arg_key>", "<arg_value>"]],
-    openers: &["<tool_call>"],
-    marks: &["</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
-    end: "</tool_call>",
+    marks: &["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
     frame: Frame { between: "\n", ..Frame::PLAIN },
-    call: |writer, tool, _| writer.tagged(tool, &MARKS.tagging),
-    reader: |_, opener| Box::new(GlmCall::new(&MARKS, opener)),
-    ..ToolCallSpec::PLAIN
-};
-
-const MARKS: GlmMarks = GlmMarks {
-    call: "",
-    separator: None,
-    key_end: "</arg_key>",
-    value: "<arg_value>",
-    section_end: "",
-    tagging: Tagging {
-        behind_name: "",
-        before_key: "<arg_key>",
-        behind_key: |_| &["</arg_key>\n<arg_value>"],
-        behind_value: "</arg_value>",
-        end: "</tool_call>",
-    },
+    notation: Notation::Pairs(GlmMarks {
+        call: "",
+        separator: None,
+        key_end: "</arg_key>",
+        value: "<arg_value>",
+        section_end: "",
+        tagging: Tagging {
+            behind_name: "",
+            before_key: "<arg_key>",
+            behind_key: |_| &["</arg_key>\n<arg_value>"],
+            behind_value: "</arg_value>",
+            end: "</tool_call>",
+        },
+    }),
+    ..ToolCallSpec::new("glm", &[&["<arg_key>", "<arg_value>"]], &["<tool_call>"], "</tool_call>")
 };
 
 /// `<tool_calls:opensource><tool_call:opensource>NAME<tool_sep:opensource>`, then keys and values as in `glm`, with the same
@@ -40,7 +33,6 @@ pub const HY3: ToolCallSpec = ToolCallSpec {
     signs: &[&["<tool_sep{}>", ":opensource"], &["<tool_sep:opensource>"]],
     openers: &["<tool_calls:opensource>", "<tool_call:opensource>"],
     marks: &[
-        "</tool_calls:opensource>",
         "</tool_call:opensource>",
         "<tool_sep:opensource>",
         "<arg_key:opensource>",
@@ -49,28 +41,20 @@ pub const HY3: ToolCallSpec = ToolCallSpec {
         "</arg_value:opensource>",
     ],
     end: "</tool_calls:opensource>",
-    frame: Frame {
-        open: "\n<tool_call:opensource>",
-        separator: Some("\n<tool_call:opensource>"),
-        close: "\n</tool_calls:opensource>",
-        ..Frame::PLAIN
-    },
-    call: |writer, tool, _| writer.tagged(tool, &HY3_MARKS.tagging),
-    reader: |_, opener| Box::new(GlmCall::new(&HY3_MARKS, opener)),
+    frame: Frame::each("\n<tool_call:opensource>", "\n</tool_calls:opensource>"),
+    notation: Notation::Pairs(GlmMarks {
+        call: "<tool_call:opensource>",
+        separator: Some("<tool_sep:opensource>"),
+        key_end: "</arg_key:opensource>",
+        value: "<arg_value:opensource>",
+        section_end: "</tool_calls:opensource>",
+        tagging: Tagging {
+            behind_name: "<tool_sep:opensource>",
+            before_key: "<arg_key:opensource>",
+            behind_key: |_| &["</arg_key:opensource>\n<arg_value:opensource>"],
+            behind_value: "</arg_value:opensource>",
+            end: "</tool_call:opensource>",
+        },
+    }),
     ..ToolCallSpec::PLAIN
-};
-
-const HY3_MARKS: GlmMarks = GlmMarks {
-    call: "<tool_call:opensource>",
-    separator: Some("<tool_sep:opensource>"),
-    key_end: "</arg_key:opensource>",
-    value: "<arg_value:opensource>",
-    section_end: "</tool_calls:opensource>",
-    tagging: Tagging {
-        behind_name: "<tool_sep:opensource>",
-        before_key: "<arg_key:opensource>",
-        behind_key: |_| &["</arg_key:opensource>\n<arg_value:opensource>"],
-        behind_value: "</arg_value:opensource>",
-        end: "</tool_call:opensource>",
-    },
 };

@@ -1,8 +1,8 @@
 //! Formats whose calls are messages with headers.
 
-use super::ToolCallSpec;
+use super::{Frame, ToolCallSpec};
 use crate::tool_call::harmony::{ATEM_CALLS, ATEM_TAGS, MARKUP, Protocol};
-use crate::tool_call::spec::{Frame, Messages};
+use crate::tool_call::spec::Messages;
 
 /// `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>` (gpt-oss)
 pub const HARMONY: ToolCallSpec = ToolCallSpec {
@@ -10,7 +10,7 @@ pub const HARMONY: ToolCallSpec = ToolCallSpec {
     signs: &[&["functions.", "<|channel|>commentary"]],
     marks: MARKUP,
     protocol: Some(Protocol::Harmony),
-    call: |writer, tool, _| {
+    call: |_, writer, tool, _| {
         let name = &tool.name;
         let json = format!("({} | {})?", writer.literal(" <|constrain|>json"), writer.literal(" json"));
         let to = format!(
@@ -40,7 +40,7 @@ pub const MUSE_GLIMMER: ToolCallSpec = ToolCallSpec {
         calls_end: "<|eot|>",
     }),
     frame: Frame { separator: Some("<|eom|><|start|>assistant"), ..Frame::PLAIN },
-    call: |writer, tool, _| {
+    call: |_, writer, tool, _| {
         let name = &tool.name;
         let head = format!(" to={name}<|message|>{ATEM_CALLS}\n<atem:invoke name=\"{name}");
         let body = writer.tagged_body(tool, &ATEM_TAGS.tagging);

@@ -1,7 +1,7 @@
 //! The tool-call formats, a constant each, in files by the form of their calls. To add one, add a constant, and a row to the
 //! table in `format`.
 
-use super::spec::{Frame, ToolCallSpec};
+use super::spec::{Frame, Notation, ToolCallSpec};
 
 pub mod glm;
 pub mod headed;

@@ -1,21 +1,19 @@
 //! Formats with a tag for each parameter.
 
-use super::{Frame, ToolCallSpec};
+use super::{Frame, Notation, ToolCallSpec};
 use crate::tool_call::arguments::Tagging;
 use crate::tool_call::minimax_m3::{M3Calls, TOKEN};
 use crate::tool_call::spec::Messages;
-use crate::tool_call::xml::{Tags, XmlCalls};
+use crate::tool_call::xml::Tags;
 
 /// `<function=NAME><parameter=K>` value `</parameter></function>`, usually in `<tool_call>` (Qwen3-Coder, Qwen 3.5)
 pub const QWEN_XML: ToolCallSpec = ToolCallSpec {
     name: "qwen-xml",
     signs: &[&["<function=", "<parameter="]],
     openers: &["<tool_call>", "<function="],
-    marks: &["</tool_call>"],
     end: "</tool_call>",
     frame: Frame { open: "\n<function=", close: "\n</tool_call>", between: "\n", ..Frame::PLAIN },
-    call: |writer, tool, _| writer.tagged(tool, &QWEN_TAGS.tagging),
-    reader: |_, opener| Box::new(XmlCalls::new(&QWEN_TAGS, opener)),
+    notation: Notation::Tags(QWEN_TAGS),
     ..ToolCallSpec::PLAIN
 };
 
@@ -38,44 +36,33 @@ pub const SEED_XML: ToolCallSpec = ToolCallSpec {
     name: "seed-xml",
     signs: &[&["<seed:tool_call>", "<function=", "<parameter="]],
     openers: &["<seed:tool_call>", "<function="],
-    marks: &["</seed:tool_call>"],
     end: "</seed:tool_call>",
-    frame: Frame { open: "\n<function=", close: "\n</seed:tool_call>", between: "\n", ..Frame::PLAIN },
-    call: |writer, tool, _| writer.tagged(tool, &SEED_TAGS.tagging),
-    reader: |_, opener| Box::new(XmlCalls::new(&SEED_TAGS, opener)),
-    ..ToolCallSpec::PLAIN
-};
-
-const SEED_TAGS: Tags = Tags {
-    section_end: "</seed:tool_call>",
-    has_line_breaks: false,
-    tagging: Tagging { behind_key: |_| &[">"], ..QWEN_TAGS.tagging },
-    ..QWEN_TAGS
+    frame: Frame { close: "\n</seed:tool_call>", ..QWEN_XML.frame },
+    notation: Notation::Tags(Tags {
+        section_end: "</seed:tool_call>",
+        has_line_breaks: false,
+        tagging: Tagging { behind_key: |_| &[">"], ..QWEN_TAGS.tagging },
+        ..QWEN_TAGS
+    }),
+    ..QWEN_XML
 };
 
 /// `<function name="NAME"><param name="K">` value `</param></function>`, values with markup in CDATA (MiniCPM5)
 pub const MINICPM5: ToolCallSpec = ToolCallSpec {
-    name: "minicpm5",
-    signs: &[&["<function name=\"", "<param name=\""]],
-    openers: &["<function name=\""],
-    marks: &["</function>", "<param", "</param>"],
-    end: "</function>",
+    marks: &["<param", "</param>"],
     frame: Frame { between: "\n", ..Frame::PLAIN },
-    call: |writer, tool, _| writer.tagged(tool, &MINICPM_TAGS.tagging),
-    reader: |_, opener| Box::new(XmlCalls::new(&MINICPM_TAGS, opener)),
-    ..ToolCallSpec::PLAIN
-};
-
-const MINICPM_TAGS: Tags = Tags {
-    call: "<function name=\"",
-    has_cdata: true,
-    tagging: Tagging {
-        before_key: "<param name=\"",
-        behind_value: "</param>",
-        end: "</function>",
-        ..Tags::PLAIN.tagging
-    },
-    ..Tags::PLAIN
+    notation: Notation::Tags(Tags {
+        call: "<function name=\"",
+        has_cdata: true,
+        tagging: Tagging::named("<param name=\"", "</param>", "</function>"),
+        ..Tags::PLAIN
+    }),
+    ..ToolCallSpec::new(
+        "minicpm5",
+        &[&["<function name=\"", "<param name=\""]],
+        &["<function name=\""],
+        "</function>",
+    )
 };
 
 /// `<minimax:tool_call><invoke name="NAME"><parameter name="K">` value `</parameter></invoke></minimax:tool_call>` (MiniMax M2)
@@ -83,30 +70,16 @@ pub const MINIMAX_M2: ToolCallSpec = ToolCallSpec {
     name: "minimax-m2",
     signs: &[&["<minimax:tool_call>", "<invoke name="]],
     openers: &["<minimax:tool_call>"],
-    marks: &["</minimax:tool_call>"],
     end: "</minimax:tool_call>",
-    frame: Frame {
-        open: "\n<invoke name=\"",
-        separator: Some("\n<invoke name=\""),
-        close: "\n</minimax:tool_call>",
-        ..Frame::PLAIN
-    },
-    call: |writer, tool, _| writer.tagged(tool, &MINIMAX_TAGS.tagging),
-    reader: |_, opener| Box::new(XmlCalls::new(&MINIMAX_TAGS, opener)),
+    frame: Frame::each("\n<invoke name=\"", "\n</minimax:tool_call>"),
+    notation: Notation::Tags(Tags {
+        call: "<invoke name=\"",
+        section_end: "</minimax:tool_call>",
+        is_many: true,
+        tagging: Tagging::named("<parameter name=\"", "</parameter>", "</invoke>"),
+        ..Tags::PLAIN
+    }),
     ..ToolCallSpec::PLAIN
-};
-
-const MINIMAX_TAGS: Tags = Tags {
-    call: "<invoke name=\"",
-    section_end: "</minimax:tool_call>",
-    is_many: true,
-    tagging: Tagging {
-        before_key: "<parameter name=\"",
-        behind_value: "</parameter>",
-        end: "</invoke>",
-        ..Tags::PLAIN.tagging
-    },
-    ..Tags::PLAIN
 };
 
 /// `<｜DSML｜function_calls><｜DSML｜invoke name="NAME"><｜DSML｜parameter name="K" string="true">` value (DeepSeek V3.2)
@@ -116,14 +89,8 @@ pub const DEEPSEEK_V32: ToolCallSpec = ToolCallSpec {
     openers: &["<｜DSML｜function_calls>"],
     marks: &["｜DSML｜"],
     end: "</｜DSML｜function_calls>",
-    frame: Frame {
-        open: "\n<｜DSML｜invoke name=\"",
-        separator: Some("\n<｜DSML｜invoke name=\""),
-        close: "\n</｜DSML｜function_calls>",
-        ..Frame::PLAIN
-    },
-    call: |writer, tool, _| writer.tagged(tool, &DSML_TAGS.tagging),
-    reader: |_, opener| Box::new(XmlCalls::new(&DSML_TAGS, opener)),
+    frame: Frame::each("\n<｜DSML｜invoke name=\"", "\n</｜DSML｜function_calls>"),
+    notation: Notation::Tags(DSML_TAGS),
     ..ToolCallSpec::PLAIN
 };
 
@@ -133,13 +100,10 @@ const DSML_TAGS: Tags = Tags {
     is_many: true,
     text_attribute: Some("string=\"true\""),
     tagging: Tagging {
-        before_key: "<｜DSML｜parameter name=\"",
         behind_key: |types| {
             if types.is_text() { &["\" string=\"true\">"] } else { &["\" string=\"false\">"] }
         },
-        behind_value: "</｜DSML｜parameter>",
-        end: "</｜DSML｜invoke>",
-        ..Tags::PLAIN.tagging
+        ..Tagging::named("<｜DSML｜parameter name=\"", "</｜DSML｜parameter>", "</｜DSML｜invoke>")
     },
     ..Tags::PLAIN
 };
@@ -151,11 +115,9 @@ pub const DEEPSEEK_V4: ToolCallSpec = ToolCallSpec {
     openers: &["<｜DSML｜tool_calls>"],
     end: "</｜DSML｜tool_calls>",
     frame: Frame { close: "\n</｜DSML｜tool_calls>", ..DEEPSEEK_V32.frame },
-    reader: |_, opener| Box::new(XmlCalls::new(&V4_TAGS, opener)),
+    notation: Notation::Tags(Tags { section_end: "</｜DSML｜tool_calls>", ..DSML_TAGS }),
     ..DEEPSEEK_V32
 };
-
-const V4_TAGS: Tags = Tags { section_end: "</｜DSML｜tool_calls>", ..DSML_TAGS };
 
 /// `<|open|>call tool="NAME" index="1"<|sep|><|open|>argument key="K" type="string"<|sep|>` value `<|close|>argument<|sep|>` in
 /// `<|open|>tools<|sep|>` (Kimi K3)
@@ -175,17 +137,15 @@ pub const KIMI_K3: ToolCallSpec = ToolCallSpec {
     }),
     frame: Frame {
         open: "<|open|>tools<|sep|><|open|>call tool=\"",
-        separator: Some("<|open|>call tool=\""),
-        close: "<|close|>tools<|sep|>",
-        ..Frame::PLAIN
+        ..Frame::each("<|open|>call tool=\"", "<|close|>tools<|sep|>")
     },
-    call: |writer, tool, _| {
+    notation: Notation::Tags(KIMI_TAGS),
+    call: |_, writer, tool, _| {
         let number = writer.terminal("/[1-9][0-9]{0,3}/");
         let head = writer.literal(&format!("{}\" index=\"", tool.name));
         let body = writer.tagged_body(tool, &KIMI_TAGS.tagging);
         format!("{head} {number} {} {body}", writer.literal("\"<|sep|>"))
     },
-    reader: |_, opener| Box::new(XmlCalls::new(&KIMI_TAGS, opener)),
     ..ToolCallSpec::PLAIN
 };
 
@@ -197,7 +157,6 @@ const KIMI_TAGS: Tags = Tags {
     text_attribute: Some("type=\"string\""),
     tagging: Tagging {
         behind_name: "",
-        before_key: "<|open|>argument key=\"",
         behind_key: |types| {
             if types.is_text() {
                 return &["\" type=\"string\"<|sep|>"];
@@ -210,8 +169,7 @@ const KIMI_TAGS: Tags = Tags {
                 "\" type=\"null\"<|sep|>",
             ]
         },
-        behind_value: "<|close|>argument<|sep|>",
-        end: "<|close|>call<|sep|>",
+        ..Tagging::named("<|open|>argument key=\"", "<|close|>argument<|sep|>", "<|close|>call<|sep|>")
     },
     ..Tags::PLAIN
 };
@@ -224,17 +182,12 @@ pub const MINIMAX_M3: ToolCallSpec = ToolCallSpec {
     openers: &["]<]minimax[>[<tool_call>"],
     marks: &[TOKEN],
     end: "]<]minimax[>[</tool_call>",
-    frame: Frame {
-        open: "\n]<]minimax[>[<invoke name=\"",
-        separator: Some("\n]<]minimax[>[<invoke name=\""),
-        close: "\n]<]minimax[>[</tool_call>",
-        ..Frame::PLAIN
-    },
-    call: |writer, tool, _| {
+    frame: Frame::each("\n]<]minimax[>[<invoke name=\"", "\n]<]minimax[>[</tool_call>"),
+    notation: Notation::Own(|_| Box::new(M3Calls::default())),
+    call: |_, writer, tool, _| {
         let head = writer.literal(&format!("{}\">", tool.name));
         let members = writer.elements(&tool.parameters, TOKEN);
         format!("{head} {members} {}", writer.literal("]<]minimax[>[</invoke>"))
     },
-    reader: |_, _| Box::new(M3Calls::default()),
     ..ToolCallSpec::PLAIN
 };
