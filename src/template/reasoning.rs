@@ -62,119 +62,93 @@ pub(super) struct Markers {
     pub closing: Option<&'static str>,
 }
 
+impl Markers {
+    /// Markers of which the first of `signs` opens reasoning.
+    const fn new(
+        name: &'static str,
+        signs: &'static [&'static [&'static str]],
+        close: &'static str,
+        closing: Option<&'static str>,
+    ) -> Self {
+        Self {
+            name,
+            signs,
+            opens: signs[0],
+            close,
+            followers: &[],
+            is_anywhere: false,
+            dropped: &[],
+            tokens: &[],
+            lead: None,
+            protocol: None,
+            closing,
+        }
+    }
+}
+
 const THINK: Markers = Markers {
-    name: "think",
-    signs: &[&["</think>"], &["<think>"]],
     opens: &["<think>"],
-    close: "</think>",
-    followers: &[],
-    is_anywhere: false,
-    dropped: &[],
-    tokens: &[],
-    lead: None,
-    protocol: None,
-    closing: Some("\n</think>\n\n"),
+    ..Markers::new("think", &[&["</think>"], &["<think>"]], "</think>", Some("\n</think>\n\n"))
 };
 
-const BRACKET_THINK: Markers = Markers {
-    name: "bracket-think",
-    signs: &[&["[THINK]"]],
-    opens: &["[THINK]"],
-    close: "[/THINK]",
-    closing: Some("[/THINK]"),
-    ..THINK
-};
+const BRACKET_THINK: Markers = Markers::new("bracket-think", &[&["[THINK]"]], "[/THINK]", Some("[/THINK]"));
 
-const SEED_THINK: Markers = Markers {
-    name: "seed-think",
-    signs: &[&["<seed:think>"]],
-    opens: &["<seed:think>"],
-    close: "</seed:think>",
-    closing: Some("\n</seed:think>\n"),
-    ..THINK
-};
+const SEED_THINK: Markers =
+    Markers::new("seed-think", &[&["<seed:think>"]], "</seed:think>", Some("\n</seed:think>\n"));
 
 const GEMMA_CHANNEL: Markers = Markers {
-    name: "gemma-channel",
-    signs: &[&["<|channel>", "<channel|>"]],
     opens: &["<|channel>thought", "<|channel>"],
-    close: "<channel|>",
     is_anywhere: true,
     dropped: &["<channel|>", "<|think|>"],
-    closing: Some("\n<channel|>"),
-    ..THINK
+    ..Markers::new("gemma-channel", &[&["<|channel>", "<channel|>"]], "<channel|>", Some("\n<channel|>"))
 };
 
 /// Its messages are parsed by [`super::tool_call::Harmony`].
 const HARMONY: Markers = Markers {
-    name: "harmony",
-    signs: &[&["<|channel|>analysis<|message|>"]],
-    opens: &["<|channel|>analysis<|message|>"],
-    close: "<|end|>",
     is_anywhere: true,
     protocol: Some(Protocol::Harmony),
     closing: Some("<|end|><|start|>assistant<|channel|>final<|message|>"),
-    ..THINK
+    ..Markers::new("harmony", &[&["<|channel|>analysis<|message|>"]], "<|end|>", None)
 };
 
 const COMMAND_THINKING: Markers = Markers {
-    name: "command-thinking",
-    signs: &[&["<|START_THINKING|>"]],
-    opens: &["<|START_THINKING|>"],
-    close: "<|END_THINKING|>",
     is_anywhere: true,
     dropped: &["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"],
     closing: Some("<|END_THINKING|>"),
-    ..THINK
+    ..Markers::new("command-thinking", &[&["<|START_THINKING|>"]], "<|END_THINKING|>", None)
 };
 
 const INNER_THOUGHTS: Markers = Markers {
-    name: "inner-thoughts",
-    signs: &[&["<|inner_prefix|>"]],
-    opens: &["<|inner_prefix|>"],
-    close: "<|inner_suffix|>",
     is_anywhere: true,
     dropped: &["<|inner_suffix|>"],
     closing: Some("<|inner_suffix|>"),
-    ..THINK
+    ..Markers::new("inner-thoughts", &[&["<|inner_prefix|>"]], "<|inner_suffix|>", None)
 };
 
-const MINIMAX_THINK: Markers = Markers {
-    name: "minimax-think",
-    signs: &[&["<mm:think>"]],
-    opens: &["<mm:think>"],
-    close: "</mm:think>",
-    closing: Some("\n</mm:think>\n\n"),
-    ..THINK
-};
+const MINIMAX_THINK: Markers =
+    Markers::new("minimax-think", &[&["<mm:think>"]], "</mm:think>", Some("\n</mm:think>\n\n"));
 
 const HY3_THINK: Markers = Markers {
-    name: "hy3-think",
-    // Its template puts the tags together.
-    signs: &[&["<think{}>", ":opensource"], &["<think:opensource>"]],
     opens: &["<think:opensource>"],
-    close: "</think:opensource>",
     closing: Some("</think:opensource>"),
-    ..THINK
+    // Its template puts the tags together.
+    ..Markers::new(
+        "hy3-think",
+        &[&["<think{}>", ":opensource"], &["<think:opensource>"]],
+        "</think:opensource>",
+        None,
+    )
 };
 
 /// As Harmony's.
 const ATEM: Markers = Markers {
-    name: "atem",
-    signs: &[&["<|start|>assistant to=self<|message|>"]],
-    opens: &["<|start|>assistant to=self<|message|>"],
-    close: "<|eom|>",
     tokens: &["<|start|>", "<|message|>", "<|eom|>", "<|eot|>"],
     protocol: Some(Protocol::Atem),
-    closing: None,
-    ..THINK
+    ..Markers::new("atem", &[&["<|start|>assistant to=self<|message|>"]], "<|eom|>", None)
 };
 
 const KIMI_K3: Markers = Markers {
-    name: "kimi-k3",
-    signs: &[&["<|open|>", "<|close|>", "<|sep|>", "think"]],
     opens: &["<|open|>think<|sep|>"],
-    close: "<|close|>think<|sep|>",
     followers: &["<|open|>response<|sep|>"],
     is_anywhere: true,
     dropped: &[
@@ -185,39 +159,34 @@ const KIMI_K3: Markers = Markers {
     ],
     tokens: &["<|open|>", "<|close|>", "<|sep|>"],
     closing: Some("<|close|>think<|sep|><|open|>response<|sep|>"),
-    ..THINK
+    ..Markers::new(
+        "kimi-k3",
+        &[&["<|open|>", "<|close|>", "<|sep|>", "think"]],
+        "<|close|>think<|sep|>",
+        None,
+    )
 };
 
 const SOLAR_THINK: Markers = Markers {
-    name: "solar-think",
-    signs: &[&["<|begin|>assistant", "<|think|>"]],
     opens: &["<|think|>"],
-    close: "<|end|>",
     is_anywhere: true,
     dropped: &["<|begin|>assistant", "<|content|>", "<|end|>", "<|flush|>", "<|calls|>"],
     tokens: &["<|begin|>"],
     closing: Some("<|end|><|begin|>assistant<|content|>"),
-    ..THINK
+    ..Markers::new("solar-think", &[&["<|begin|>assistant", "<|think|>"]], "<|end|>", None)
 };
 
 const FINAL_RESPONSE: Markers = Markers {
-    name: "final-response",
-    signs: &[&["[BEGIN FINAL RESPONSE]"]],
     opens: &["Here are my reasoning steps:"],
-    close: "[BEGIN FINAL RESPONSE]",
     dropped: &["[END FINAL RESPONSE]"],
     closing: Some("\n[BEGIN FINAL RESPONSE]\n"),
-    ..THINK
+    ..Markers::new("final-response", &[&["[BEGIN FINAL RESPONSE]"]], "[BEGIN FINAL RESPONSE]", None)
 };
 
 const ALL_LINE: Markers = Markers {
-    name: "all-line",
-    signs: &[&[">>>all\\n"], &[">>>all\n"]],
     opens: &[],
-    close: "",
     lead: Some((">>>", "all\n")),
-    closing: None,
-    ..THINK
+    ..Markers::new("all-line", &[&[">>>all\\n"], &[">>>all\n"]], "", None)
 };
 
 /// Parts of the markers that begin and end turns.
