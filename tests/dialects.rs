@@ -815,11 +815,7 @@ fn calls_in_history_parse_back() {
         )],
         vec![call("now", json!({})), call("get_weather", json!({"city": "12"}))],
     ];
-    let specials = SpecialTokens {
-        bos: Some("<s>".to_owned()),
-        eos: Some("</s>".to_owned()),
-        ..SpecialTokens::default()
-    };
+    let specials = SpecialTokens { bos: Some("<s>".to_owned()), eos: Some("</s>".to_owned()) };
     let (mut num_equal, mut failures) = (0, BTreeMap::new());
     for (name, source) in &templates {
         let output_markup = OutputMarkup::detect(source);
@@ -924,11 +920,7 @@ fn bfcl_calls_parse_back() {
         "trl/lfm2_2_5.jinja",
     ];
     let Some(root) = fixtures() else { return };
-    let specials = SpecialTokens {
-        bos: Some("<s>".to_owned()),
-        eos: Some("</s>".to_owned()),
-        ..SpecialTokens::default()
-    };
+    let specials = SpecialTokens { bos: Some("<s>".to_owned()), eos: Some("</s>".to_owned()) };
     let (mut total, mut failures) = (0, Vec::new());
     for template_name in TEMPLATES {
         let source = std::fs::read_to_string(root.join("templates").join(template_name)).expect("a template");

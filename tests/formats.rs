@@ -236,7 +236,7 @@ fn ids_orders_and_arguments_of_any_client_fit_every_published_template() {
     let (mut num_checked, mut wrong) = (0, String::new());
     for (name, source) in &templates {
         let [bos, eos] = ["<s>", "</s>"].map(|token| Some(token.to_owned()));
-        let specials = SpecialTokens { bos, eos, ..SpecialTokens::default() };
+        let specials = SpecialTokens { bos, eos };
         let template = ChatTemplate::new(source, specials).expect("a published template");
         let accommodation = Shown::of(&template).accommodation();
         let rendered = |messages: Vec<Message>, tools: &[Value]| {

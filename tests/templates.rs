@@ -312,7 +312,7 @@ fn with_both_names(messages: &Json) -> Json {
 }
 
 fn specials() -> SpecialTokens {
-    SpecialTokens { bos: Some("<s>".to_owned()), eos: Some("</s>".to_owned()), ..SpecialTokens::default() }
+    SpecialTokens { bos: Some("<s>".to_owned()), eos: Some("</s>".to_owned()) }
 }
 
 /// The neutral vocabulary loses nothing that a template sees: rendering a conversation equals rendering the JSON that

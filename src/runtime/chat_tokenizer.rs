@@ -58,7 +58,7 @@ pub struct ChatTokenizer {
 /// Special tokens that templates print.
 pub fn special_tokens(tokenizer: &Tokenizer) -> SpecialTokens {
     let token = |id: Option<u32>| id.and_then(|id| tokenizer.id_to_token(id)).map(str::to_owned);
-    SpecialTokens { bos: token(tokenizer.bos()), eos: token(tokenizer.eos()), ..SpecialTokens::default() }
+    SpecialTokens { bos: token(tokenizer.bos()), eos: token(tokenizer.eos()) }
 }
 
 impl ChatTokenizer {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use minijinja::{Environment, UndefinedBehavior};
-use serde_json::{Map, Value as Json};
+use serde_json::Value as Json;
 
 use super::clock::DateTime;
 use super::environment::{NAME, compile, run};
@@ -16,18 +16,11 @@ use super::variables::{
 };
 use super::{Content, Conversation, Role, TemplateError, source};
 
-/// The special tokens of a tokenizer, as text; seen by templates as `bos_token`, `eos_token` and so on.
+/// The special tokens of a tokenizer, as text; seen by templates as `bos_token` and `eos_token`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
     pub bos: Option<String>,
     pub eos: Option<String>,
-    pub unk: Option<String>,
-    pub pad: Option<String>,
-    pub sep: Option<String>,
-    pub cls: Option<String>,
-    pub mask: Option<String>,
-    /// Further named tokens, e.g. `image_token`.
-    pub extra: Map<String, Json>,
 }
 
 /// Options of one rendering.
@@ -35,9 +28,6 @@ pub struct SpecialTokens {
 pub struct RenderOptions {
     /// End with the header of an assistant turn, so that the model answers.
     pub add_generation_prompt: bool,
-    /// Text that the answer is to begin with (`--prefill-response`). It is appended as it is behind the generation
-    /// prompt, which is switched on for it; the model goes on from there.
-    pub response_prefix: Option<String>,
     /// The last message is an unfinished assistant turn: the text ends right behind its content, without the
     /// template's turn end, and without a generation prompt.
     pub continue_final_message: bool,
@@ -67,13 +57,11 @@ impl ChatTemplate {
     /// `Syntax` with the line at fault, `TooExpensive` when the source itself is beyond a bound.
     pub fn new(source: &str, specials: SpecialTokens) -> Result<Self, TemplateError> {
         let env = compile(source, source::syntax(true)?, UndefinedBehavior::Lenient)?;
-        let inner = CompiledTemplate {
-            env,
-            specials: special_variables(specials),
-            source: source.to_owned(),
-            reasoning_names: reasoning_names(source),
-        };
-        Ok(Self { inner: Arc::new(inner) })
+        let named = [("bos_token", specials.bos), ("eos_token", specials.eos)].into_iter();
+        let specials =
+            named.filter_map(|(name, token)| Some((name.to_owned(), Json::String(token?)))).collect();
+        let (reasoning_names, source) = (reasoning_names(source), source.to_owned());
+        Ok(Self { inner: Arc::new(CompiledTemplate { env, specials, source, reasoning_names }) })
     }
 
     /// The template as it was given.
@@ -105,8 +93,7 @@ impl ChatTemplate {
         options: &RenderOptions,
     ) -> Result<String, TemplateError> {
         let mut variables = conversation_variables(conversation, self.inner.reasoning_names);
-        let prompt = (options.add_generation_prompt || options.response_prefix.is_some())
-            && !options.continue_final_message;
+        let prompt = options.add_generation_prompt && !options.continue_final_message;
         variables.insert("add_generation_prompt".to_owned(), Json::Bool(prompt));
         let mut text = self.render_variables(&variables, options.now).or_else(|error| match error {
             TemplateError::Render { .. } => self.render_adapted(&variables, options.now).ok_or(error),
@@ -121,7 +108,6 @@ impl ChatTemplate {
         if options.continue_final_message {
             cut_behind_final_message(&mut text, conversation)?;
         }
-        text.push_str(options.response_prefix.as_deref().unwrap_or_default());
         Ok(text)
     }
 
@@ -173,26 +159,6 @@ impl ChatTemplate {
         all.extend(variables.iter().map(|(name, value)| (name.clone(), value.clone())));
         run(&self.inner.env, &all, now)
     }
-}
-
-fn special_variables(specials: SpecialTokens) -> Variables {
-    let SpecialTokens { bos, eos, unk, pad, sep, cls, mask, extra } = specials;
-    let named = [
-        ("bos_token", bos),
-        ("eos_token", eos),
-        ("unk_token", unk),
-        ("pad_token", pad),
-        ("sep_token", sep),
-        ("cls_token", cls),
-        ("mask_token", mask),
-    ];
-    let mut variables = extra;
-    for (name, token) in named {
-        if let Some(token) = token {
-            variables.insert(name.to_owned(), Json::String(token));
-        }
-    }
-    variables
 }
 
 /// Cuts a rendering behind the last message's content, as transformers does for `continue_final_message`: at the last

@@ -234,7 +234,7 @@ impl Subject {
         let [bos, eos] = PLACEHOLDERS.map(|text| Some(text.to_owned()));
         let specials = match &tokenizer {
             Some(tokenizer) => tokenizer.specials(),
-            None => SpecialTokens { bos, eos, ..SpecialTokens::default() },
+            None => SpecialTokens { bos, eos },
         };
         let bos = specials.bos.clone();
         let template = ChatTemplate::new(source, specials)?;

@@ -277,14 +277,6 @@ fn talk(turns: &[(&str, &str)]) -> Conversation {
 const CHATML: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}<end>\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
 
 #[test]
-fn a_response_prefix_follows_the_generation_prompt() {
-    let template = ChatTemplate::new(CHATML, SpecialTokens::default()).expect("a template");
-    let options = RenderOptions { response_prefix: Some("Sure, ".to_owned()), ..RenderOptions::default() };
-    let text = template.render(&talk(&[("user", "hi")]), &options);
-    assert_eq!(text.as_deref(), Ok("<user>hi<end>\n<assistant>Sure, "));
-}
-
-#[test]
 fn a_final_message_is_continued_without_its_turn_end() {
     let template = ChatTemplate::new(CHATML, SpecialTokens::default()).expect("a template");
     let options = RenderOptions { continue_final_message: true, ..RenderOptions::default() };

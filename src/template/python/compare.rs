@@ -11,8 +11,8 @@ use super::{Py, Result, budget, items_of, num, py, type_error, type_name, undefi
 pub(super) fn weight(value: &Value) -> usize {
     match py(value) {
         Py::Str(text) => text.len(),
-        Py::Seq(seq) => usize::try_from(seq.weight()).unwrap_or(usize::MAX),
-        Py::Dict(dict) => usize::try_from(dict.weight()).unwrap_or(usize::MAX),
+        Py::Seq(seq) => usize::try_from(seq.cost.weight).unwrap_or(usize::MAX),
+        Py::Dict(dict) => usize::try_from(dict.cost.weight).unwrap_or(usize::MAX),
         _ => 16,
     }
 }
@@ -27,13 +27,13 @@ fn order(op: &str, left: &Value, right: &Value) -> Result<Ordering> {
     }
     match (py(left), py(right)) {
         (Py::Str(a), Py::Str(b)) => Ok(a.cmp(b)),
-        (Py::Seq(a), Py::Seq(b)) if a.kind() == b.kind() && !a.kind().is_view() => {
-            for (a, b) in a.items().iter().zip(b.items()) {
+        (Py::Seq(a), Py::Seq(b)) if a.kind == b.kind && !a.kind.is_view() => {
+            for (a, b) in a.items.iter().zip(&b.items) {
                 if !equal(a, b) {
                     return order(op, a, b);
                 }
             }
-            Ok(a.items().len().cmp(&b.items().len()))
+            Ok(a.items.len().cmp(&b.items.len()))
         }
         (Py::Undefined, _) | (_, Py::Undefined) => {
             Err(undefined_error(format!("an operand of `{op}` is undefined")))

@@ -105,8 +105,8 @@ fn length(_state: &mut State, input: &Value, _: Args) -> Result<Value> {
     Ok(Value::from(match py(input) {
         Py::Undefined => 0,
         Py::Str(text) => text.chars().count(),
-        Py::Seq(seq) => seq.items().len(),
-        Py::Dict(dict) => dict.entries().len(),
+        Py::Seq(seq) => seq.items.len(),
+        Py::Dict(dict) => dict.entries.len(),
         _ => return Err(type_error(format!("object of type '{}' has no len()", type_name(input)))),
     }))
 }
@@ -120,7 +120,7 @@ fn first(state: &mut State, input: &Value, _: Args) -> Result<Value> {
     let first = match py(input) {
         Py::Generator(generator) => generator.next(),
         Py::Str(text) => text.chars().next().map(Value::from),
-        Py::Seq(seq) => seq.items().first().cloned(),
+        Py::Seq(seq) => seq.items.first().cloned(),
         _ => items_of(state, input)?.into_iter().next(),
     };
     Ok(first.unwrap_or(Value::UNDEFINED))
@@ -130,7 +130,7 @@ fn last(state: &mut State, input: &Value, _: Args) -> Result<Value> {
     let last = match py(input) {
         Py::Generator(_) => return Err(type_error("'generator' object is not reversible")),
         Py::Str(text) => text.chars().next_back().map(Value::from),
-        Py::Seq(seq) => seq.items().last().cloned(),
+        Py::Seq(seq) => seq.items.last().cloned(),
         _ => items_of(state, input)?.pop(),
     };
     Ok(last.unwrap_or(Value::UNDEFINED))

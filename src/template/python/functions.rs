@@ -51,7 +51,7 @@ fn dict(state: &mut State, args: Args) -> Result<Value> {
     let mut pairs = Vec::new();
     for source in &args.positional {
         match py(source) {
-            Py::Dict(dict) => pairs.extend_from_slice(dict.entries()),
+            Py::Dict(dict) => pairs.extend_from_slice(&dict.entries),
             _ => {
                 for pair in items_of(state, source)? {
                     let [key, value] = <[Value; 2]>::try_from(items_of(state, &pair)?)
@@ -87,7 +87,7 @@ fn namespace(state: &mut State, args: Args) -> Result<Value> {
         let Py::Dict(dict) = py(source) else {
             return Err(type_error("namespace() takes mappings and keyword arguments"));
         };
-        for (key, value) in dict.entries() {
+        for (key, value) in &dict.entries {
             members.push((key.as_str().unwrap_or_default().to_owned(), value.clone()));
         }
     }

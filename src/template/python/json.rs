@@ -40,13 +40,13 @@ fn write(out: &mut String, value: &Value, layout: &Layout, level: usize) -> Resu
         Py::Int(int) => out.push_str(&int.to_string()),
         Py::Float(float) => out.push_str(&float_json(float)),
         Py::Str(text) => write_str(out, text, layout.ensure_ascii),
-        Py::Seq(seq) if !seq.kind().is_view() => {
-            write_members(out, layout, level, ('[', ']'), seq.items().len(), |out, at| {
-                write(out, &seq.items()[at], layout, level + 1)
+        Py::Seq(seq) if !seq.kind.is_view() => {
+            write_members(out, layout, level, ('[', ']'), seq.items.len(), |out, at| {
+                write(out, &seq.items[at], layout, level + 1)
             })?;
         }
         Py::Dict(dict) => {
-            let mut entries: Vec<_> = dict.entries().iter().collect();
+            let mut entries: Vec<_> = dict.entries.iter().collect();
             if layout.sort_keys {
                 compare::sort_by(&mut entries, |(key, _)| key.clone())?;
             }

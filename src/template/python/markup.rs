@@ -38,8 +38,8 @@ pub(super) fn mark(state: &mut State, value: Value) -> Result<Value> {
     match py(&value) {
         Py::Str(text) => Ok(Value::from_safe_string(text.to_owned())),
         Py::Seq(seq) => {
-            let marked = seq.items().iter().cloned().map(|item| mark(state, item)).collect::<Result<_>>()?;
-            Seq::build(state, seq.kind(), marked)
+            let marked = seq.items.iter().cloned().map(|item| mark(state, item)).collect::<Result<_>>()?;
+            Seq::build(state, seq.kind, marked)
         }
         _ => Ok(value),
     }

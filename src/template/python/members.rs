@@ -41,8 +41,8 @@ pub(super) fn item(value: &Value, key: &Value) -> Result<Value> {
             return Err(undefined_error(format!("member {key} is read from an undefined value")));
         }
         (Py::Dict(dict), _) => dict.get(key).cloned(),
-        (Py::Seq(seq), Py::Int(_) | Py::Bool(_)) if !seq.kind().is_view() => {
-            position(int_of(key)?, seq.items().len()).map(|at| seq.items()[at].clone())
+        (Py::Seq(seq), Py::Int(_) | Py::Bool(_)) if !seq.kind.is_view() => {
+            position(int_of(key)?, seq.items.len()).map(|at| seq.items[at].clone())
         }
         (Py::Str(text), Py::Int(_) | Py::Bool(_)) => {
             char_at(text, int_of(key)?).map(|c| same_safety(value, c))

@@ -24,7 +24,7 @@ pub(super) fn call(state: &mut State, receiver: &Value, name: &str, args: Args) 
         };
     }
     let changes = match (py(receiver), name) {
-        (Py::Seq(seq), _) if seq.kind() != SeqKind::List => false,
+        (Py::Seq(seq), _) if seq.kind != SeqKind::List => false,
         (
             Py::Seq(_) | Py::Dict(_),
             "append" | "clear" | "extend" | "insert" | "pop" | "popitem" | "remove" | "reverse"
@@ -63,8 +63,8 @@ fn dict_method(state: &mut State, dict: &Dict, name: &str, args: Args) -> Result
             let fallback = args.next().unwrap_or(Value::from(()));
             return Ok(dict.get(&key).cloned().unwrap_or(fallback));
         }
-        "keys" => (SeqKind::Keys, dict.entries().iter().map(|(key, _)| key.clone()).collect()),
-        "values" => (SeqKind::Values, dict.entries().iter().map(|(_, value)| value.clone()).collect()),
+        "keys" => (SeqKind::Keys, dict.entries.iter().map(|(key, _)| key.clone()).collect()),
+        "values" => (SeqKind::Values, dict.entries.iter().map(|(_, value)| value.clone()).collect()),
         _ => (SeqKind::Items, pairs(state, dict)?),
     };
     Seq::build(state, kind, items)
@@ -72,7 +72,7 @@ fn dict_method(state: &mut State, dict: &Dict, name: &str, args: Args) -> Result
 
 /// The members of a mapping as tuples.
 pub(super) fn pairs(state: &mut State, dict: &Dict) -> Result<Vec<Value>> {
-    dict.entries().iter().map(|(key, value)| tuple(state, vec![key.clone(), value.clone()])).collect()
+    dict.entries.iter().map(|(key, value)| tuple(state, vec![key.clone(), value.clone()])).collect()
 }
 
 fn str_method(state: &mut State, text: &str, name: &str, args: Args) -> Result<Value> {
@@ -91,42 +91,32 @@ fn str_method(state: &mut State, text: &str, name: &str, args: Args) -> Result<V
         }
         _ => {
             let args = args.no_names(&format!("str.{name}"))?;
-            match args.is_empty() {
-                true => nullary(state, text, name),
-                false => with_args(state, text, name, &args),
-            }
+            positional(state, text, name, &args)
         }
     }
 }
 
-/// Methods without arguments.
-fn nullary(state: &mut State, text: &str, name: &str) -> Result<Value> {
-    let all = |test: fn(char) -> bool| Value::from(!text.is_empty() && text.chars().all(test));
-    Ok(match name {
-        "strip" | "lstrip" | "rstrip" => Value::from(strip(text, name, None)?),
-        "upper" => return string(state, text.to_uppercase()),
-        "lower" => return string(state, text.to_lowercase()),
-        "title" => return string(state, title(text, |c| !(c.is_lowercase() || c.is_uppercase()))),
-        "capitalize" => return string(state, capitalize(text)),
-        "isalnum" => all(char::is_alphanumeric),
-        "isalpha" => all(char::is_alphabetic),
-        "isdigit" => all(char::is_numeric),
-        "isspace" => all(is_space),
-        _ => return Err(type_error(format!("{name}() takes at least 1 argument (0 given)"))),
-    })
-}
-
-/// Methods with positional arguments.
-fn with_args(state: &mut State, text: &str, name: &str, args: &[Value]) -> Result<Value> {
+/// Methods whose arguments have no names.
+fn positional(state: &mut State, text: &str, name: &str, args: &[Value]) -> Result<Value> {
+    let all = |test: fn(char) -> bool| Ok(Value::from(!text.is_empty() && text.chars().all(test)));
     match (name, args) {
+        ("strip" | "lstrip" | "rstrip", [] | [_]) => strip(text, name, args.first()).map(Value::from),
+        ("upper", []) => string(state, text.to_uppercase()),
+        ("lower", []) => string(state, text.to_lowercase()),
+        ("title", []) => string(state, title(text, |c| !(c.is_lowercase() || c.is_uppercase()))),
+        ("capitalize", []) => string(state, capitalize(text)),
+        ("isalnum", []) => all(char::is_alphanumeric),
+        ("isalpha", []) => all(char::is_alphabetic),
+        ("isdigit", []) => all(char::is_numeric),
+        ("isspace", []) => all(is_space),
+        (_, []) => Err(type_error(format!("{name}() takes at least 1 argument (0 given)"))),
         ("replace", _) => replace(state, text, args),
-        ("strip" | "lstrip" | "rstrip", [chars]) => strip(text, name, Some(chars)).map(Value::from),
         ("startswith" | "endswith", [other]) => affix(text, name, other),
-        ("removeprefix", [other]) => {
-            Ok(Value::from(text.strip_prefix(str_arg(name, other)?).unwrap_or(text)))
-        }
-        ("removesuffix", [other]) => {
-            Ok(Value::from(text.strip_suffix(str_arg(name, other)?).unwrap_or(text)))
+        ("removeprefix" | "removesuffix", [other]) => {
+            let other = str_arg(name, other)?;
+            let is_prefix = name == "removeprefix";
+            let rest = if is_prefix { text.strip_prefix(other) } else { text.strip_suffix(other) };
+            Ok(Value::from(rest.unwrap_or(text)))
         }
         ("find" | "rfind" | "count", [other]) => search(text, name, other),
         _ => Err(type_error(format!("str.{name}() with {} arguments is not supported", args.len()))),
@@ -178,8 +168,8 @@ fn affix(text: &str, name: &str, affix: &Value) -> Result<Value> {
         }
     };
     match py(affix) {
-        Py::Seq(seq) if seq.kind() == SeqKind::Tuple => {
-            let found = seq.items().iter().map(test).collect::<Result<Vec<bool>>>()?;
+        Py::Seq(seq) if seq.kind == SeqKind::Tuple => {
+            let found = seq.items.iter().map(test).collect::<Result<Vec<bool>>>()?;
             Ok(Value::from(found.contains(&true)))
         }
         _ => test(affix).map(Value::from),

@@ -198,7 +198,7 @@ fn type_name(value: &Value) -> &'static str {
         Py::Int(_) => "int",
         Py::Float(_) => "float",
         Py::Str(_) => "str",
-        Py::Seq(seq) => seq.kind().type_name(),
+        Py::Seq(seq) => seq.kind.type_name(),
         Py::Dict(_) => "dict",
         Py::Generator(_) => "generator",
         Py::Namespace(_) => "Namespace",
@@ -225,8 +225,8 @@ fn items_of(state: &mut State, value: &Value) -> Result<Vec<Value>> {
     let items = match py(value) {
         Py::Undefined => Vec::new(),
         Py::Str(text) => text.chars().map(Value::from).collect(),
-        Py::Seq(seq) => seq.items().to_vec(),
-        Py::Dict(dict) => dict.entries().iter().map(|(key, _)| key.clone()).collect(),
+        Py::Seq(seq) => seq.items.to_vec(),
+        Py::Dict(dict) => dict.entries.iter().map(|(key, _)| key.clone()).collect(),
         Py::Generator(generator) => generator.drain(),
         _ => return Err(type_error(format!("'{}' object is not iterable", type_name(value)))),
     };

@@ -84,9 +84,9 @@ impl SeqKind {
 /// A list, tuple, range or view.
 #[derive(Debug)]
 pub(crate) struct Seq {
-    kind: SeqKind,
-    items: Vec<Value>,
-    cost: Cost,
+    pub(super) kind: SeqKind,
+    pub(super) items: Vec<Value>,
+    pub(super) cost: Cost,
 }
 
 impl Seq {
@@ -100,27 +100,15 @@ impl Seq {
         budget::spend(state, 64 + items.len() * size_of::<Value>())?;
         Seq::value(kind, items)
     }
-
-    pub(super) fn kind(&self) -> SeqKind {
-        self.kind
-    }
-
-    pub(super) fn items(&self) -> &[Value] {
-        &self.items
-    }
-
-    pub(super) fn weight(&self) -> u64 {
-        self.cost.weight
-    }
 }
 
 /// A mapping that keeps its order.
 #[derive(Debug)]
 pub(crate) struct Dict {
-    entries: Vec<(Value, Value)>,
+    pub(super) entries: Vec<(Value, Value)>,
     /// Positions of string keys, once a linear search would be slow.
     index: Option<HashMap<Arc<str>, usize>>,
-    cost: Cost,
+    pub(super) cost: Cost,
 }
 
 const INDEX_FROM: usize = 12;
@@ -173,14 +161,6 @@ impl Dict {
 
     pub(super) fn get(&self, key: &Value) -> Option<&Value> {
         self.position(key).map(|at| &self.entries[at].1)
-    }
-
-    pub(super) fn entries(&self) -> &[(Value, Value)] {
-        &self.entries
-    }
-
-    pub(super) fn weight(&self) -> u64 {
-        self.cost.weight
     }
 }
 
@@ -348,13 +328,13 @@ pub(super) fn equal(left: &Value, right: &Value) -> bool {
         (Py::Undefined, Py::Undefined) | (Py::None, Py::None) => true,
         (Py::Str(a), Py::Str(b)) => a == b,
         (Py::Seq(a), Py::Seq(b)) => {
-            a.kind() == b.kind()
-                && a.items().len() == b.items().len()
-                && a.items().iter().zip(b.items()).all(|(a, b)| equal(a, b))
+            a.kind == b.kind
+                && a.items.len() == b.items.len()
+                && a.items.iter().zip(&b.items).all(|(a, b)| equal(a, b))
         }
         (Py::Dict(a), Py::Dict(b)) => {
-            a.entries().len() == b.entries().len()
-                && a.entries().iter().all(|(key, value)| b.get(key).is_some_and(|other| equal(value, other)))
+            a.entries.len() == b.entries.len()
+                && a.entries.iter().all(|(key, value)| b.get(key).is_some_and(|other| equal(value, other)))
         }
         _ => false,
     }

@@ -84,11 +84,9 @@ fn add(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
             budget::spend(state, a.len() + b.len())?;
             Ok(Value::from([a, b].concat()))
         }
-        (Py::Seq(a), Py::Seq(b))
-            if a.kind() == b.kind() && matches!(a.kind(), SeqKind::List | SeqKind::Tuple) =>
-        {
-            let items = [a.items(), b.items()].concat();
-            Seq::build(state, a.kind(), items)
+        (Py::Seq(a), Py::Seq(b)) if a.kind == b.kind && matches!(a.kind, SeqKind::List | SeqKind::Tuple) => {
+            let items = [&a.items[..], &b.items].concat();
+            Seq::build(state, a.kind, items)
         }
         _ => arithmetic("+", left, right),
     }
@@ -108,11 +106,11 @@ fn multiply(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
             budget::spend(state, text.len().saturating_mul(times))?;
             Ok(markup::same_safety(repeated, text.repeat(times)))
         }
-        Py::Seq(seq) if matches!(seq.kind(), SeqKind::List | SeqKind::Tuple) => {
-            budget::spend(state, size_of_val(seq.items()).saturating_mul(times))?;
-            let times = if seq.items().is_empty() { 0 } else { times };
-            let items = std::iter::repeat_n(seq.items(), times).flatten().cloned();
-            Seq::build(state, seq.kind(), items.collect())
+        Py::Seq(seq) if matches!(seq.kind, SeqKind::List | SeqKind::Tuple) => {
+            budget::spend(state, size_of_val(&seq.items[..]).saturating_mul(times))?;
+            let times = if seq.items.is_empty() { 0 } else { times };
+            let items = std::iter::repeat_n(&seq.items, times).flatten().cloned();
+            Seq::build(state, seq.kind, items.collect())
         }
         _ => Err(unsupported("*", left, right)),
     }
@@ -122,8 +120,8 @@ fn remainder(state: &mut State, left: &Value, right: &Value) -> Result<Value> {
     match py(left) {
         Py::Str(format) if left.is_safe() => {
             let escaped = match py(right) {
-                Py::Seq(seq) if seq.kind() == SeqKind::Tuple => {
-                    let items = seq.items().iter().map(|item| markup::escape_one(state, item));
+                Py::Seq(seq) if seq.kind == SeqKind::Tuple => {
+                    let items = seq.items.iter().map(|item| markup::escape_one(state, item));
                     let items = items.collect::<Result<_>>()?;
                     super::tuple(state, items)?
                 }
@@ -264,9 +262,9 @@ fn slice(state: &mut State, args: &[Value]) -> Result<Value> {
             budget::spend(state, picked.len())?;
             Ok(markup::same_safety(&args[0], picked))
         }
-        Py::Seq(seq) if !seq.kind().is_view() => {
-            let picked = selected(args, seq.items().len())?.into_iter().map(|at| seq.items()[at].clone());
-            let kind = if seq.kind() == SeqKind::Tuple { SeqKind::Tuple } else { SeqKind::List };
+        Py::Seq(seq) if !seq.kind.is_view() => {
+            let picked = selected(args, seq.items.len())?.into_iter().map(|at| seq.items[at].clone());
+            let kind = if seq.kind == SeqKind::Tuple { SeqKind::Tuple } else { SeqKind::List };
             Seq::build(state, kind, picked.collect())
         }
         Py::Undefined => Err(undefined_error("a slice is taken of an undefined value")),

@@ -16,7 +16,7 @@ const MAX_WIDTH_DIGITS: usize = 4;
 /// The `%` operator on a string.
 pub(super) fn format(state: &mut State, spec: &str, values: &Value) -> Result<Value> {
     let args = match py(values) {
-        Py::Seq(seq) if seq.kind() == SeqKind::Tuple => seq.items().to_vec(),
+        Py::Seq(seq) if seq.kind == SeqKind::Tuple => seq.items.to_vec(),
         _ => vec![values.clone()],
     };
     run(state, FormatStyle::Printf, spec, Args { positional: args, named: Vec::new() })

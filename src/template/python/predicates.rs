@@ -63,7 +63,7 @@ fn argument(args: &[Value]) -> Result<&Value> {
 fn is_sequence(value: &Value) -> bool {
     match py(value) {
         Py::Str(_) | Py::Dict(_) | Py::Undefined => true,
-        Py::Seq(seq) => !seq.kind().is_view(),
+        Py::Seq(seq) => !seq.kind.is_view(),
         _ => false,
     }
 }

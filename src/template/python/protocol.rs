@@ -15,11 +15,11 @@ impl Object for Seq {
     }
 
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.items().get(key.as_usize()?).cloned()
+        self.items.get(key.as_usize()?).cloned()
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Seq(self.items().len())
+        Enumerator::Seq(self.items.len())
     }
 
     fn call_method(self: &Arc<Self>, state: &mut State, name: &str, args: &[Value]) -> Result<Value> {
@@ -33,11 +33,11 @@ impl Object for Dict {
     }
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Values(self.entries().iter().map(|(key, _)| key.clone()).collect())
+        Enumerator::Values(self.entries.iter().map(|(key, _)| key.clone()).collect())
     }
 
     fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
-        Some(self.entries().len())
+        Some(self.entries.len())
     }
 
     fn call_method(self: &Arc<Self>, state: &mut State, name: &str, args: &[Value]) -> Result<Value> {

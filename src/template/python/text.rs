@@ -41,19 +41,19 @@ fn write_repr(out: &mut String, value: &Value) {
 }
 
 fn write_seq(out: &mut String, seq: &Seq) {
-    if seq.kind() == SeqKind::Range {
+    if seq.kind == SeqKind::Range {
         return write_range(out, seq);
     }
-    let (open, close) = match seq.kind() {
+    let (open, close) = match seq.kind {
         SeqKind::List => ("[", "]"),
-        SeqKind::Tuple => ("(", if seq.items().len() == 1 { ",)" } else { ")" }),
+        SeqKind::Tuple => ("(", if seq.items.len() == 1 { ",)" } else { ")" }),
         SeqKind::Keys => ("dict_keys([", "])"),
         SeqKind::Values => ("dict_values([", "])"),
         SeqKind::Items => ("dict_items([", "])"),
         SeqKind::Range => ("", ""),
     };
     out.push_str(open);
-    for (at, item) in seq.items().iter().enumerate() {
+    for (at, item) in seq.items.iter().enumerate() {
         out.push_str(if at > 0 { ", " } else { "" });
         write_repr(out, item);
     }
@@ -61,9 +61,9 @@ fn write_seq(out: &mut String, seq: &Seq) {
 }
 
 fn write_range(out: &mut String, seq: &Seq) {
-    let at = |index: usize| seq.items().get(index).and_then(Value::as_i64);
+    let at = |index: usize| seq.items.get(index).and_then(Value::as_i64);
     let (start, step) = (at(0).unwrap_or(0), at(1).zip(at(0)).map_or(1, |(second, first)| second - first));
-    let stop = seq.items().last().and_then(Value::as_i64).map_or(0, |last| last + step.signum());
+    let stop = seq.items.last().and_then(Value::as_i64).map_or(0, |last| last + step.signum());
     let _ = match step {
         1 => write!(out, "range({start}, {stop})"),
         step => write!(out, "range({start}, {stop}, {step})"),
@@ -72,7 +72,7 @@ fn write_range(out: &mut String, seq: &Seq) {
 
 fn write_dict(out: &mut String, dict: &Dict) {
     out.push('{');
-    for (at, (key, value)) in dict.entries().iter().enumerate() {
+    for (at, (key, value)) in dict.entries.iter().enumerate() {
         out.push_str(if at > 0 { ", " } else { "" });
         write_repr(out, key);
         out.push_str(": ");
