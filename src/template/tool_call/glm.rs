@@ -5,7 +5,7 @@
 
 use super::arguments::Tagging;
 use super::coerce::{ArgumentSchema, coerced};
-use super::{CallError, CallParser, ObjectWriter, ParserResult, ParserStep, PieceSink, met};
+use super::{CallError, CallParser, Held, ObjectWriter, ParserResult, ParserStep, PieceSink, done, met};
 
 /// The markers of one format.
 #[derive(Debug)]
@@ -40,8 +40,7 @@ enum GlmState {
 pub struct GlmCall {
     marks: &'static GlmMarks,
     is_section: bool,
-    place: GlmState,
-    held: String,
+    at: Held<GlmState>,
     name: String,
     key: String,
     writer: ObjectWriter,
@@ -50,104 +49,76 @@ pub struct GlmCall {
 impl GlmCall {
     pub fn new(marks: &'static GlmMarks, opener: &str) -> Self {
         let is_section = !marks.call.is_empty() && marks.call != opener;
-        Self {
-            marks,
-            is_section,
-            place: if is_section { GlmState::Between } else { GlmState::Name },
-            held: String::new(),
-            name: String::new(),
-            key: String::new(),
-            writer: ObjectWriter::default(),
-        }
-    }
-
-    fn take_between(&mut self) -> ParserResult {
-        match met(&self.held, &[self.marks.section_end, self.marks.call])? {
-            Some(0) => return Ok(ParserStep::Done(String::new())),
-            Some(_) => self.enter(GlmState::Name),
-            None => {}
-        }
-        Ok(ParserStep::More)
+        let at = Held::new(if is_section { GlmState::Between } else { GlmState::Name });
+        let writer = ObjectWriter::default();
+        Self { marks, is_section, at, name: String::new(), key: String::new(), writer }
     }
 
     fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         let head = match self.marks.separator {
-            Some(separator) => self.held.strip_suffix(separator),
-            None => self.held.strip_suffix(['\n', '<']).filter(|head| !head.trim().is_empty()),
+            Some(separator) => self.at.text.strip_suffix(separator),
+            None => self.at.text.strip_suffix(['\n', '<']).filter(|head| !head.trim().is_empty()),
         };
         let Some(head) = head else { return Ok(ParserStep::More) };
         self.name = head.trim().to_owned();
         sink.name(&self.name)?;
-        self.enter(GlmState::Body);
+        self.at.enter(GlmState::Body)?;
         if self.marks.separator.is_some() {
             return Ok(ParserStep::More);
         }
-        self.held.push(c);
+        self.at.text.push(c);
         self.take_body(sink)
     }
 
     fn take_body(&mut self, sink: &mut PieceSink<'_>) -> ParserResult {
-        match met(&self.held, &[self.marks.tagging.end, self.marks.tagging.before_key])? {
-            Some(0) => return Ok(self.end_call(sink)),
-            Some(_) => self.enter(GlmState::Key),
-            None => {}
+        match met(&self.at.text, &[self.marks.tagging.end, self.marks.tagging.before_key])? {
+            Some(0) => self.end_call(sink),
+            Some(_) => self.at.enter(GlmState::Key),
+            None => Ok(ParserStep::More),
         }
-        Ok(ParserStep::More)
     }
 
-    fn end_call(&mut self, sink: &mut PieceSink<'_>) -> ParserStep {
+    fn end_call(&mut self, sink: &mut PieceSink<'_>) -> ParserResult {
         self.writer.end(sink);
-        if !self.is_section {
-            return ParserStep::Done(String::new());
-        }
-        self.enter(GlmState::Between);
-        ParserStep::More
+        if self.is_section { self.at.enter(GlmState::Between) } else { done() }
     }
 
     fn take_value(&mut self, sink: &mut PieceSink<'_>) -> ParserResult {
         for (mark, is_end) in [(self.marks.tagging.before_key, false), (self.marks.tagging.end, true)] {
             let before = self
-                .held
+                .at
+                .text
                 .strip_suffix(mark)
                 .and_then(|text| text.trim_end().strip_suffix(self.marks.tagging.behind_value));
             let Some(value) = before else { continue };
             let parameters = &sink.tools.get(&self.name).ok_or(CallError::Malformed)?.parameters;
             let value = coerced(value, ArgumentSchema::new(parameters).property(&self.key));
             self.writer.member(&self.key, &value, sink);
-            if is_end {
-                return Ok(self.end_call(sink));
-            }
-            self.enter(GlmState::Key);
-            break;
+            return if is_end { self.end_call(sink) } else { self.at.enter(GlmState::Key) };
         }
         Ok(ParserStep::More)
-    }
-
-    fn enter(&mut self, place: GlmState) {
-        self.held.clear();
-        self.place = place;
     }
 }
 
 impl CallParser for GlmCall {
     fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
-        self.held.push(c);
-        match self.place {
-            GlmState::Between => self.take_between(),
+        self.at.text.push(c);
+        match self.at.place {
+            GlmState::Between => {
+                self.at.take_between([self.marks.section_end, self.marks.call], GlmState::Name)
+            }
             GlmState::Name => self.take_name(c, sink),
             GlmState::Body => self.take_body(sink),
             GlmState::Key => {
-                if let Some(key) = self.held.strip_suffix(self.marks.key_end) {
+                if let Some(key) = self.at.text.strip_suffix(self.marks.key_end) {
                     self.key = key.trim().to_owned();
-                    self.enter(GlmState::BeforeValue);
+                    return self.at.enter(GlmState::BeforeValue);
                 }
                 Ok(ParserStep::More)
             }
             GlmState::BeforeValue => {
-                if met(&self.held, &[self.marks.value])?.is_some() {
-                    self.enter(GlmState::Value);
-                }
-                Ok(ParserStep::More)
+                let is_met = met(&self.at.text, &[self.marks.value])?.is_some();
+                if is_met { self.at.enter(GlmState::Value) } else { Ok(ParserStep::More) }
             }
             GlmState::Value if c == '>' => self.take_value(sink),
             GlmState::Value => Ok(ParserStep::More),
@@ -159,14 +130,14 @@ impl CallParser for GlmCall {
             return Err(CallError::Malformed);
         }
         // The model ended its turn before the close marker, with every argument whole.
-        match self.place {
-            GlmState::Body if self.held.trim().is_empty() => {
+        match self.at.place {
+            GlmState::Body if self.at.text.trim().is_empty() => {
                 self.writer.end(sink);
                 Ok(())
             }
             GlmState::Between if sink.calls.num > 0 => Ok(()),
-            GlmState::Value if self.held.trim_end().ends_with(self.marks.tagging.behind_value) => {
-                self.held = format!("{}{}", self.held.trim_end(), self.marks.tagging.end);
+            GlmState::Value if self.at.text.trim_end().ends_with(self.marks.tagging.behind_value) => {
+                self.at.text = format!("{}{}", self.at.text.trim_end(), self.marks.tagging.end);
                 self.take_value(sink).map(drop)
             }
             _ => Err(CallError::Malformed),

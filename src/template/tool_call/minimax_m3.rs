@@ -5,7 +5,7 @@
 
 use super::coerce::{ArgumentSchema, coerced};
 use super::json_text::quoted;
-use super::{CallError, CallParser, ObjectWriter, ParserResult, ParserStep, PieceSink, met};
+use super::{CallError, CallParser, Held, ObjectWriter, ParserResult, ParserStep, PieceSink};
 
 /// Stands in front of every tag.
 pub const TOKEN: &str = "]<]minimax[>[";
@@ -26,36 +26,22 @@ enum MiniMaxState {
 /// Reads one section.
 #[derive(Debug, Default)]
 pub struct M3Calls {
-    place: MiniMaxState,
-    held: String,
+    at: Held<MiniMaxState>,
     name: String,
 }
 
 impl M3Calls {
-    fn take_between(&mut self) -> ParserResult {
-        match met(&self.held, &[SECTION_END, CALL])? {
-            Some(0) => return Ok(ParserStep::Done(String::new())),
-            Some(_) => {
-                self.held.clear();
-                self.place = MiniMaxState::Name;
-            }
-            None => {}
-        }
-        Ok(ParserStep::More)
-    }
-
     fn take_name(&mut self, sink: &mut PieceSink<'_>) -> ParserResult {
-        if let Some(name) = self.held.strip_suffix("\">") {
+        if let Some(name) = self.at.text.strip_suffix("\">") {
             self.name = name.trim().to_owned();
             sink.name(&self.name)?;
-            self.held.clear();
-            self.place = MiniMaxState::Body;
+            return self.at.enter(MiniMaxState::Body);
         }
-        if self.held.len() > MAX_NAME { Err(CallError::Malformed) } else { Ok(ParserStep::More) }
+        if self.at.text.len() > MAX_NAME { Err(CallError::Malformed) } else { Ok(ParserStep::More) }
     }
 
     fn take_body(&mut self, sink: &mut PieceSink<'_>) -> ParserResult {
-        let Some(body) = self.held.strip_suffix(CALL_END) else { return Ok(ParserStep::More) };
+        let Some(body) = self.at.text.strip_suffix(CALL_END) else { return Ok(ParserStep::More) };
         let parameters = &sink.tools.get(&self.name).ok_or(CallError::Malformed)?.parameters;
         let elements = elements(body).ok_or(CallError::Malformed)?;
         let schema = ArgumentSchema::new(parameters);
@@ -66,24 +52,22 @@ impl M3Calls {
             writer.member(key, &value, sink);
         }
         writer.end(sink);
-        self.held.clear();
-        self.place = MiniMaxState::Between;
-        Ok(ParserStep::More)
+        self.at.enter(MiniMaxState::Between)
     }
 }
 
 impl CallParser for M3Calls {
     fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
-        self.held.push(c);
-        match self.place {
-            MiniMaxState::Between => self.take_between(),
+        self.at.text.push(c);
+        match self.at.place {
+            MiniMaxState::Between => self.at.take_between([SECTION_END, CALL], MiniMaxState::Name),
             MiniMaxState::Name => self.take_name(sink),
             MiniMaxState::Body => self.take_body(sink),
         }
     }
 
     fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
-        let is_whole = self.place == MiniMaxState::Between && sink.calls.num > 0 && !is_cut;
+        let is_whole = self.at.place == MiniMaxState::Between && sink.calls.num > 0 && !is_cut;
         if is_whole { Ok(()) } else { Err(CallError::Malformed) }
     }
 }

@@ -31,6 +31,7 @@ use super::piece::Piece;
 pub use coerce::resolve as resolve_reference;
 pub use format::ToolCallFormat;
 pub(super) use harmony::{Harmony, Protocol};
+use json_object::JsonCalls;
 use json_text::{JsonScan, Malformed};
 pub(super) use spec::{Messages, ToolCallSpec};
 
@@ -202,6 +203,69 @@ fn met(held: &str, markers: &[&str]) -> Result<Option<usize>, CallError> {
     let is_begun = markers.iter().any(|marker| marker.starts_with(held));
     let met = markers.iter().position(|marker| *marker == held && !held.is_empty());
     if is_begun { Ok(met) } else { Err(CallError::Malformed) }
+}
+
+/// The place of a parser, and the text that it has read there.
+#[derive(Debug, Default)]
+pub(super) struct Held<S> {
+    place: S,
+    text: String,
+}
+
+impl<S> Held<S> {
+    fn new(place: S) -> Self {
+        Self { place, text: String::new() }
+    }
+
+    fn enter(&mut self, place: S) -> ParserResult {
+        self.text.clear();
+        self.place = place;
+        Ok(ParserStep::More)
+    }
+
+    /// Reads the marker that ends a section, or one behind which `next` begins.
+    fn take_between(&mut self, markers: [&str; 2], next: S) -> ParserResult {
+        match met(&self.text, &markers)? {
+            None => Ok(ParserStep::More),
+            Some(0) => done(),
+            Some(_) => self.enter(next),
+        }
+    }
+}
+
+/// The calls are over, and the last character belonged to them.
+fn done() -> ParserResult {
+    Ok(ParserStep::Done(String::new()))
+}
+
+/// Reads a span of JSON calls, or what `other` reads if it does not begin like JSON.
+#[derive(Debug)]
+pub(super) struct JsonOr {
+    chosen: Option<Box<dyn CallParser>>,
+    other: fn() -> Box<dyn CallParser>,
+}
+
+impl JsonOr {
+    fn new(other: fn() -> Box<dyn CallParser>) -> Self {
+        Self { chosen: None, other }
+    }
+}
+
+impl CallParser for JsonOr {
+    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
+        if self.chosen.is_none() && c.is_whitespace() {
+            return Ok(ParserStep::More);
+        }
+        let chosen = self.chosen.get_or_insert_with(|| match c {
+            '{' | '[' => Box::new(JsonCalls::new(None)),
+            _ => (self.other)(),
+        });
+        chosen.take(c, sink)
+    }
+
+    fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
+        self.chosen.as_mut().ok_or(CallError::Malformed)?.finish(is_cut, sink)
+    }
 }
 
 /// Arguments written as an object, one complete member after the other.

@@ -3,9 +3,8 @@
 //! The JSON value is read to its own end, so no marker inside its strings ends a call. A call is complete at its end
 //! marker, or, where the form has none, at the closing brace.
 
-use super::json_object::JsonCalls;
 use super::json_text::{JsonScan, JsonScanner};
-use super::{CallError, CallParser, ParserResult, ParserStep, PieceSink, Scan, met};
+use super::{CallError, CallParser, Held, ParserResult, ParserStep, PieceSink, Scan, done};
 
 /// The marks of one form.
 #[derive(Debug)]
@@ -14,12 +13,12 @@ pub struct NamedJsonMarks {
     pub begin: &'static str,
     /// Ends the name.
     pub separator: &'static str,
-    /// Ends one call.
+    /// Ends one call; empty where its closing brace does.
     pub end: &'static str,
     /// Ends the section; empty where calls come without one.
     pub section_end: &'static str,
-    /// The name in what stands before the separator, and whether the separator found there is the right one.
-    pub name: fn(&str) -> Option<&str>,
+    /// The name in what stands before the separator, whether the separator found there is the right one, and the model's own id.
+    pub name: fn(&str) -> Option<(&str, Option<&str>)>,
 }
 
 #[derive(Debug)]
@@ -35,90 +34,67 @@ enum NamedJsonState {
 #[derive(Debug)]
 pub struct NamedJson {
     marks: &'static NamedJsonMarks,
-    place: NamedJsonState,
-    held: String,
+    at: Held<NamedJsonState>,
 }
 
 impl NamedJson {
     pub fn new(marks: &'static NamedJsonMarks, opener: &str) -> Self {
         let is_in_call = marks.begin.is_empty() || opener == marks.begin;
-        Self {
-            marks,
-            place: if is_in_call { NamedJsonState::Head } else { NamedJsonState::Between },
-            held: String::new(),
-        }
-    }
-
-    fn take_between(&mut self) -> ParserResult {
-        match met(&self.held, &[self.marks.section_end, self.marks.begin])? {
-            Some(0) => return Ok(ParserStep::Done(String::new())),
-            Some(_) => {
-                self.held.clear();
-                self.place = NamedJsonState::Head;
-            }
-            None => {}
-        }
-        Ok(ParserStep::More)
+        let at = Held::new(if is_in_call { NamedJsonState::Head } else { NamedJsonState::Between });
+        Self { marks, at }
     }
 
     fn take_head(&mut self, sink: &mut PieceSink<'_>) -> ParserResult {
-        let Some(head) = self.held.strip_suffix(self.marks.separator) else {
+        let Some(head) = self.at.text.strip_suffix(self.marks.separator) else {
             return Ok(ParserStep::More);
         };
-        let name = (self.marks.name)(head).ok_or(CallError::Malformed)?;
-        sink.name(name)?;
+        let (name, id) = (self.marks.name)(head).ok_or(CallError::Malformed)?;
+        sink.name_with_id(name, id.map(str::to_owned))?;
         let mut scanner = JsonScanner::default();
         if self.marks.separator == "{" {
-            let mut text = String::new();
-            scanner.take('{', &mut text)?;
-            sink.arguments(&text);
+            take_arguments(&mut scanner, '{', sink)?;
         }
-        self.held.clear();
-        self.place = NamedJsonState::Arguments(scanner);
-        Ok(ParserStep::More)
+        self.at.enter(NamedJsonState::Arguments(scanner))
     }
 
     fn take_end(&mut self, sink: &mut PieceSink<'_>) -> ParserResult {
         // DeepSeek closes its code block first.
-        let held = self.held.trim_start();
+        let held = self.at.text.trim_start();
         let held = held.strip_prefix("```").map_or(held, str::trim_start);
         if held == self.marks.end {
-            sink.end();
-            self.held.clear();
-            self.place = NamedJsonState::Between;
-            return Ok(if self.marks.begin.is_empty() {
-                ParserStep::Done(String::new())
-            } else {
-                ParserStep::More
-            });
+            return self.end_call(sink);
         }
         let is_mark = self.marks.end.starts_with(held) || "```".starts_with(held);
         if is_mark { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
+    }
+
+    fn end_call(&mut self, sink: &mut PieceSink<'_>) -> ParserResult {
+        sink.end();
+        if self.marks.begin.is_empty() { done() } else { self.at.enter(NamedJsonState::Between) }
     }
 }
 
 impl CallParser for NamedJson {
     fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
-        match &mut self.place {
-            NamedJsonState::Arguments(scanner) => {
-                if take_arguments(scanner, c, sink)? != JsonScan::More {
-                    self.place = NamedJsonState::End;
-                }
-                Ok(ParserStep::More)
+        if let NamedJsonState::Arguments(scanner) = &mut self.at.place {
+            return match take_arguments(scanner, c, sink)? {
+                JsonScan::More => Ok(ParserStep::More),
+                _ if self.marks.end.is_empty() => self.end_call(sink),
+                _ => self.at.enter(NamedJsonState::End),
+            };
+        }
+        self.at.text.push(c);
+        match self.at.place {
+            NamedJsonState::Between => {
+                self.at.take_between([self.marks.section_end, self.marks.begin], NamedJsonState::Head)
             }
-            place => {
-                self.held.push(c);
-                match place {
-                    NamedJsonState::Between => self.take_between(),
-                    NamedJsonState::Head => self.take_head(sink),
-                    _ => self.take_end(sink),
-                }
-            }
+            NamedJsonState::Head => self.take_head(sink),
+            _ => self.take_end(sink),
         }
     }
 
     fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
-        match self.place {
+        match self.at.place {
             _ if is_cut => Err(CallError::Malformed),
             NamedJsonState::End => {
                 sink.end();
@@ -142,54 +118,6 @@ pub fn take_arguments(scanner: &mut JsonScanner, c: char, sink: &mut PieceSink<'
     Ok(scan)
 }
 
-/// As [`take_arguments`], for a call that ends with its arguments and ends the section.
-pub fn take_last_arguments(scanner: &mut JsonScanner, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
-    if take_arguments(scanner, c, sink)? == JsonScan::More {
-        return Ok(ParserStep::More);
-    }
-    sink.end();
-    Ok(ParserStep::Done(String::new()))
-}
-
-/// Mistral's calls behind `[TOOL_CALLS]`: a JSON list (v2 to v7), or `NAME[ARGS]{...}` with an optional `[CALL_ID]`
-/// (v11 on).
-#[derive(Debug, Default)]
-pub struct MistralCalls {
-    list: Option<JsonCalls>,
-    head: String,
-    arguments: Option<JsonScanner>,
-}
-
-impl CallParser for MistralCalls {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
-        if let Some(list) = &mut self.list {
-            return list.take(c, sink);
-        }
-        if let Some(scanner) = &mut self.arguments {
-            return take_last_arguments(scanner, c, sink);
-        }
-        if self.head.trim().is_empty() && matches!(c, '[' | '{') {
-            return self.list.insert(JsonCalls::new(None)).take(c, sink);
-        }
-        self.head.push(c);
-        if let Some(head) = self.head.strip_suffix("[ARGS]") {
-            let (name, id) = head.split_once("[CALL_ID]").unwrap_or((head, ""));
-            let is_id = |id: &&str| id.len() == 9 && id.bytes().all(|c| c.is_ascii_alphanumeric());
-            let id = Some(id.trim()).filter(is_id).map(str::to_owned);
-            sink.name_with_id(name.trim(), id)?;
-            self.arguments = Some(JsonScanner::default());
-        }
-        Ok(ParserStep::More)
-    }
-
-    fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
-        match &mut self.list {
-            Some(list) => list.finish(is_cut, sink),
-            None => Err(CallError::Malformed),
-        }
-    }
-}
-
 /// A longer recipient is none.
 const MAX_NAME: usize = 256;
 
@@ -201,28 +129,27 @@ pub struct Recipient {
     arguments: Option<JsonScanner>,
 }
 
-impl Recipient {
-    fn take_head(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
-        if c != '\n' {
-            self.head.push(c);
-            return if self.head.len() > MAX_NAME { Err(CallError::NotACall) } else { Ok(ParserStep::More) };
-        }
-        match self.head.trim() {
-            "all" => Ok(ParserStep::Done(String::new())),
-            name if sink.tools.get(name).is_some() => {
-                sink.name(name)?;
-                self.arguments = Some(JsonScanner::default());
-                Ok(ParserStep::More)
-            }
-            _ => Err(CallError::NotACall),
-        }
-    }
-}
-
 impl CallParser for Recipient {
     fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
-        let Some(scanner) = &mut self.arguments else { return self.take_head(c, sink) };
-        take_last_arguments(scanner, c, sink)
+        match (&mut self.arguments, c) {
+            (Some(scanner), _) => {
+                if take_arguments(scanner, c, sink)? != JsonScan::More {
+                    sink.end();
+                    return done();
+                }
+            }
+            (None, '\n') => match self.head.trim() {
+                "all" => return done(),
+                name if sink.tools.get(name).is_some() => {
+                    sink.name(name)?;
+                    self.arguments = Some(JsonScanner::default());
+                }
+                _ => return Err(CallError::NotACall),
+            },
+            (None, _) if self.head.len() + c.len_utf8() > MAX_NAME => return Err(CallError::NotACall),
+            (None, _) => self.head.push(c),
+        }
+        Ok(ParserStep::More)
     }
 
     fn finish(&mut self, is_cut: bool, _sink: &mut PieceSink<'_>) -> Result<(), CallError> {

@@ -5,7 +5,7 @@
 
 use super::json_object::JsonCalls;
 use super::python_literal;
-use super::{CallError, CallParser, ObjectWriter, ParserResult, ParserStep, PieceSink, met};
+use super::{CallError, CallParser, Held, ObjectWriter, ParserResult, ParserStep, PieceSink, done, met};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum PythonicState {
@@ -27,8 +27,7 @@ pub struct PythonicCalls {
     is_bare: bool,
     /// One call, `NAME.call(...)`, without a list.
     is_single: bool,
-    place: PythonicState,
-    held: String,
+    at: Held<PythonicState>,
     argument: PythonArgument,
     writer: ObjectWriter,
     json: Option<JsonCalls>,
@@ -41,34 +40,37 @@ impl PythonicCalls {
         Self { close: (!is_bare).then_some(close), is_bare, ..Self::default() }
     }
 
+    /// One call, `NAME.call(...)`, without a list.
+    pub fn single() -> Self {
+        Self { is_single: true, at: Held::new(PythonicState::Name), ..Self::default() }
+    }
+
     fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         if c == '(' {
-            let name = self.held.trim();
+            let name = self.at.text.trim();
             let name = if self.is_single { name.strip_suffix(".call").unwrap_or(name) } else { name };
             sink.name(name)?;
-            self.held.clear();
-            self.place = PythonicState::Arguments;
-            return Ok(ParserStep::More);
+            return self.at.enter(PythonicState::Arguments);
         }
-        if c == '{' && self.held.trim().is_empty() && !self.is_bare && !self.is_single {
+        if c == '{' && self.at.text.trim().is_empty() && !self.is_bare && !self.is_single {
             let json = self.json.insert(JsonCalls::in_list(self.close));
             return json.take(c, sink);
         }
         let is_name = match c {
-            _ if c.is_ascii_whitespace() => self.held.trim().is_empty(),
-            _ if self.held.trim().is_empty() => c.is_ascii_alphabetic() || c == '_',
+            _ if c.is_ascii_whitespace() => self.at.text.trim().is_empty(),
+            _ if self.at.text.trim().is_empty() => c.is_ascii_alphabetic() || c == '_',
             _ => c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'),
         };
-        self.held.push(c);
+        self.at.text.push(c);
         if is_name { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
     }
 
     fn take_argument(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         if !self.argument.ends_before(c) {
-            self.held.push(c);
+            self.at.text.push(c);
             return Ok(ParserStep::More);
         }
-        let text = std::mem::take(&mut self.held);
+        let text = std::mem::take(&mut self.at.text);
         self.argument = PythonArgument::default();
         if !text.trim().is_empty() {
             let (key, value) = text.split_once('=').ok_or(CallError::Malformed)?;
@@ -77,19 +79,16 @@ impl PythonicCalls {
         }
         if c == ')' {
             self.writer.end(sink);
-            self.place = PythonicState::Behind;
-            if self.is_single {
-                return Ok(ParserStep::Done(String::new()));
-            }
+            return if self.is_single { done() } else { self.at.enter(PythonicState::Behind) };
         }
         Ok(ParserStep::More)
     }
 
     fn take_closing(&mut self, c: char) -> ParserResult {
         let Some(close) = self.close else { return Ok(ParserStep::Done(c.to_string())) };
-        self.held.push(c);
-        let is_met = met(&self.held, &[close])?.is_some();
-        Ok(if is_met { ParserStep::Done(String::new()) } else { ParserStep::More })
+        self.at.text.push(c);
+        let is_met = met(&self.at.text, &[close])?.is_some();
+        if is_met { done() } else { Ok(ParserStep::More) }
     }
 }
 
@@ -98,29 +97,22 @@ impl CallParser for PythonicCalls {
         if let Some(json) = &mut self.json {
             return json.take(c, sink);
         }
-        let step = match (self.place, c) {
-            (PythonicState::Open, '[') => {
-                self.place = PythonicState::Name;
-                Ok(ParserStep::More)
-            }
+        let step = match (self.at.place, c) {
+            (PythonicState::Open, '[') | (PythonicState::Behind, ',') => self.at.enter(PythonicState::Name),
             (PythonicState::Open | PythonicState::Behind, _) if c.is_ascii_whitespace() => {
                 Ok(ParserStep::More)
             }
-            (PythonicState::Behind, ',') => {
-                self.place = PythonicState::Name;
-                Ok(ParserStep::More)
-            }
-            (PythonicState::Behind, ']') => {
-                self.place = PythonicState::Closing;
-                Ok(if self.close.is_none() { ParserStep::Done(String::new()) } else { ParserStep::More })
-            }
+            (PythonicState::Behind, ']') if self.close.is_none() => done(),
+            (PythonicState::Behind, ']') => self.at.enter(PythonicState::Closing),
             (PythonicState::Name, _) => self.take_name(c, sink),
             (PythonicState::Arguments, _) => self.take_argument(c, sink),
             (PythonicState::Closing, _) => self.take_closing(c),
             _ => Err(CallError::Malformed),
         };
         step.map_err(|broken| match broken {
-            CallError::Malformed if self.is_bare && self.place == PythonicState::Name => CallError::NotACall,
+            CallError::Malformed if self.is_bare && self.at.place == PythonicState::Name => {
+                CallError::NotACall
+            }
             broken => broken,
         })
     }
@@ -129,7 +121,7 @@ impl CallParser for PythonicCalls {
         if let Some(json) = &mut self.json {
             return json.finish(is_cut, sink);
         }
-        match self.place {
+        match self.at.place {
             PythonicState::Behind | PythonicState::Closing if !is_cut => Ok(()),
             PythonicState::Open | PythonicState::Name if self.is_bare => Err(CallError::NotACall),
             _ => Err(CallError::Malformed),
@@ -175,32 +167,5 @@ impl PythonArgument {
             _ => {}
         }
         false
-    }
-}
-
-/// Parses what follows `<|python_tag|>`: a JSON call, or `NAME.call(...)`.
-#[derive(Debug, Default)]
-pub struct PythonTag {
-    inner: Option<Box<dyn CallParser>>,
-}
-
-impl CallParser for PythonTag {
-    fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
-        if self.inner.is_none() {
-            if c.is_ascii_whitespace() {
-                return Ok(ParserStep::More);
-            }
-            let (is_single, place) = (true, PythonicState::Name);
-            let inner: Box<dyn CallParser> = match c {
-                '{' | '[' => Box::new(JsonCalls::new(None)),
-                _ => Box::new(PythonicCalls { is_single, place, ..PythonicCalls::default() }),
-            };
-            self.inner = Some(inner);
-        }
-        self.inner.as_mut().ok_or(CallError::Malformed)?.take(c, sink)
-    }
-
-    fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
-        self.inner.as_mut().ok_or(CallError::Malformed)?.finish(is_cut, sink)
     }
 }

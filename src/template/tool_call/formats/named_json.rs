@@ -20,7 +20,7 @@ pub const DEEPSEEK_V31: ToolCallSpec = ToolCallSpec {
                 "" => before,
                 code => code.strip_suffix("```json").or_else(|| code.strip_suffix("```"))?,
             };
-            Some(name.trim())
+            Some((name.trim(), None))
         },
     }),
     call: |_, writer, tool, _| {
@@ -63,7 +63,7 @@ pub const KIMI: ToolCallSpec = ToolCallSpec {
         name: |head| {
             let head = head.trim();
             let name = head.strip_prefix("functions.").unwrap_or(head);
-            Some(name.rsplit_once(':').map_or(name, |(name, _)| name))
+            Some((name.rsplit_once(':').map_or(name, |(name, _)| name), None))
         },
     }),
     call: |_, writer, tool, _| {
@@ -100,7 +100,7 @@ pub const SOLAR_OPEN: ToolCallSpec = ToolCallSpec {
         separator: "<|tool_call:args|>",
         end: "<|tool_call:end|>",
         section_end: "<|calls|>",
-        name: |head| Some(head.split_once("<|tool_call:name|>")?.1.trim()),
+        name: |head| Some((head.split_once("<|tool_call:name|>")?.1.trim(), None)),
     }),
     call: |_, writer, tool, _| {
         let id = writer.terminal("/[a-zA-Z0-9_\\-]{1,24}/");
@@ -119,7 +119,7 @@ pub const FUNCTION_TAG: ToolCallSpec = ToolCallSpec {
         separator: ">",
         end: "</function>",
         section_end: "",
-        name: |head| Some(head.trim()),
+        name: |head| Some((head.trim(), None)),
     }),
     call: |_, writer, tool, _| writer.json_call(tool, &tool.name, ["", ">", ""]),
     ..ToolCallSpec::new("function-tag", &[&["<function=", "</function>"]], &["<function="], "</function>")

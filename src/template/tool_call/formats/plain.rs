@@ -2,11 +2,12 @@
 
 use super::named_json::DEEPSEEK_V31;
 use super::{Frame, Notation, ToolCallSpec};
+use crate::tool_call::JsonOr;
 use crate::tool_call::gemma::GemmaCall;
 use crate::tool_call::json_object::JsonCalls;
 use crate::tool_call::json_text::quoted;
-use crate::tool_call::named_json::{MistralCalls, Recipient};
-use crate::tool_call::pythonic::{PythonTag, PythonicCalls};
+use crate::tool_call::named_json::{NamedJson, NamedJsonMarks, Recipient};
+use crate::tool_call::pythonic::PythonicCalls;
 use crate::tool_call::spec::Messages;
 use crate::tool_call::writer::ValueStyle;
 
@@ -103,7 +104,7 @@ pub const LLAMA3: ToolCallSpec = ToolCallSpec {
     frame: Frame { separator: Some("; "), ..Frame::PLAIN },
     notation: Notation::Own(|opener| match opener {
         "" => Box::new(JsonCalls::bare()),
-        _ => Box::new(PythonTag::default()),
+        _ => Box::new(JsonOr::new(|| Box::new(PythonicCalls::single()))),
     }),
     call: |_, writer, tool, _| writer.object_call(tool, ["{\"name\": ", ", \"parameters\": ", "}"]),
     ..ToolCallSpec::new("llama3", &[&["{\"name\": ", "\"parameters\": ", "ipython"]], &["<|python_tag|>"], "")
@@ -112,8 +113,21 @@ pub const LLAMA3: ToolCallSpec = ToolCallSpec {
 /// `[TOOL_CALLS][{"name": ..., "arguments": {...}}]` (Mistral v2 to v7)
 pub const MISTRAL: ToolCallSpec = ToolCallSpec {
     frame: Frame { open: " [", ..Frame::LIST },
-    notation: Notation::Own(|_| Box::new(MistralCalls::default())),
+    notation: Notation::Own(|_| Box::new(JsonOr::new(|| Box::new(NamedJson::new(&MISTRAL_MARKS, ""))))),
     ..ToolCallSpec::new("mistral", &[&["[TOOL_CALLS]"]], &["[TOOL_CALLS]"], "")
+};
+
+/// Of the later versions.
+const MISTRAL_MARKS: NamedJsonMarks = NamedJsonMarks {
+    begin: "",
+    separator: "[ARGS]",
+    end: "",
+    section_end: "",
+    name: |head| {
+        let (name, id) = head.split_once("[CALL_ID]").unwrap_or((head, ""));
+        let is_id = |id: &&str| id.len() == 9 && id.bytes().all(|c| c.is_ascii_alphanumeric());
+        Some((name.trim(), Some(id.trim()).filter(is_id)))
+    },
 };
 
 /// `[TOOL_CALLS]NAME[ARGS]{...}`, perhaps with `[CALL_ID]` (Mistral v11 on)
