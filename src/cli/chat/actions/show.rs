@@ -207,7 +207,7 @@ fn meaning(reason: ReuseReason) -> &'static str {
         ReuseReason::Mismatch => "they differ from the first token, or this model cannot go back",
         ReuseReason::Adapters => "the conversation was computed with other LoRA adapters",
         ReuseReason::Dirty => "an earlier step failed, and its state was discarded",
-        ReuseReason::Evicted => "its KV is no longer in memory or on disk: removed, or its room was needed",
+        ReuseReason::Evicted => "no whole page of the common beginning is in memory or on disk",
         ReuseReason::PrefixCache => "the same beginning was computed before, in whole pages",
         ReuseReason::PromptLogprobs => "log-probabilities of the prompt were asked for",
         ReuseReason::EngineLost => {

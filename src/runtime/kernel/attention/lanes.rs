@@ -14,9 +14,19 @@ pub trait VectorLanes: Wide {
     /// The processor has the instruction set.
     unsafe fn mul(self, other: Self) -> Self;
 
+    /// Returns the larger one of each lane; `other` unless they compare.
+    ///
+    /// # Safety
+    /// The processor has the instruction set.
+    unsafe fn max(self, other: Self) -> Self;
+
     /// # Safety
     /// The processor has the instruction set; 16 numbers can be read.
-    unsafe fn load_f32(from: *const f32) -> Self;
+    #[inline(always)]
+    unsafe fn load_f32(from: *const f32) -> Self {
+        // SAFETY: by this function's contract.
+        unsafe { Self::load(&*from.cast()) }
+    }
 
     /// # Safety
     /// As [`VectorLanes::load_f32`].
@@ -40,9 +50,8 @@ impl VectorLanes for [f32; LANES] {
     }
 
     #[inline(always)]
-    unsafe fn load_f32(from: *const f32) -> Self {
-        // SAFETY: by the trait's contract; the pointer comes from a slice of f32.
-        unsafe { *from.cast() }
+    unsafe fn max(self, other: Self) -> Self {
+        std::array::from_fn(|lane| if self[lane] > other[lane] { self[lane] } else { other[lane] })
     }
 
     #[inline(always)]
@@ -85,9 +94,9 @@ mod x86 {
         }
 
         #[inline(always)]
-        unsafe fn load_f32(from: *const f32) -> Self {
-            // SAFETY: by the trait's contract; two times 8 numbers.
-            unsafe { [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))] }
+        unsafe fn max(self, other: Self) -> Self {
+            // SAFETY: by the trait's contract.
+            unsafe { [_mm256_max_ps(self[0], other[0]), _mm256_max_ps(self[1], other[1])] }
         }
 
         #[inline(always)]
@@ -129,9 +138,9 @@ mod x86 {
         }
 
         #[inline(always)]
-        unsafe fn load_f32(from: *const f32) -> Self {
-            // SAFETY: by the trait's contract; 16 numbers.
-            unsafe { _mm512_loadu_ps(from) }
+        unsafe fn max(self, other: Self) -> Self {
+            // SAFETY: by the trait's contract.
+            unsafe { _mm512_max_ps(self, other) }
         }
 
         #[inline(always)]
@@ -174,9 +183,11 @@ mod aarch64 {
         }
 
         #[inline(always)]
-        unsafe fn load_f32(from: *const f32) -> Self {
-            // SAFETY: by the trait's contract; four times 4 numbers.
-            std::array::from_fn(|at| unsafe { vld1q_f32(from.add(4 * at)) })
+        unsafe fn max(self, other: Self) -> Self {
+            // SAFETY: every aarch64 has the instructions.
+            std::array::from_fn(|at| unsafe {
+                vbslq_f32(vcgtq_f32(self[at], other[at]), self[at], other[at])
+            })
         }
 
         #[inline(always)]

@@ -30,10 +30,10 @@ pub use stored::{BLOCK, KvPart, KvType, KvValues, PAGE_TOKENS, read_row, write_r
 use stored::{F16, F32, Q8, Stored};
 use tile::{KvBlock, mix_page, score_page, score_rows};
 
-use super::dot::sum_body;
+use super::dot::sum_lanes;
 use super::isa::{Isa, dispatch};
 use super::math::{exp, exp_minus_body, softcap_body};
-use super::wide::{LANES, dispatch_wide};
+use super::wide::{LANES, Wide, dispatch_wide};
 
 /// Number of pages that are reduced together.
 pub const RUN_PAGES: usize = 8;
@@ -154,6 +154,8 @@ pub struct Scratch {
     mixed: Vec<f32>,
     /// Largest score and sum of weights, by query.
     stats: Vec<[f32; 2]>,
+    /// Positions of a run that each query sees.
+    seen: Vec<Range<usize>>,
 }
 
 /// Reduces `runs` of the visible positions to one partial result per query, `[kv_heads][rows][heads][partial_len]`.
@@ -267,10 +269,14 @@ struct RunTask<'a> {
 }
 
 impl RunTask<'_> {
-    /// Returns the positions of the run that a query sees.
-    #[inline(always)]
-    fn visible(&self, query: usize) -> Range<usize> {
-        within(self.queries.visible(query / self.queries.heads % self.queries.rows), self.run)
+    /// Writes the positions of the run that each query sees.
+    fn see(&self, seen: &mut Vec<Range<usize>>) {
+        let Queries { kv_heads, rows, heads, .. } = *self.queries;
+        let rows = (0..kv_heads).flat_map(|_| 0..rows);
+        seen.clear();
+        for row in rows {
+            seen.extend(std::iter::repeat_n(within(self.queries.visible(row), self.run), heads));
+        }
     }
 
     /// Returns a page's keys or values for one KV head.
@@ -327,12 +333,18 @@ unsafe fn reduce_body<V: VectorLanes, S: Stored>(
     scratch: &mut Scratch,
     partials: &mut [f32],
 ) {
+    run.see(&mut scratch.seen);
     // SAFETY: by this function's contract; `attend` made the scratch large enough.
     unsafe {
         score::<V, S>(run, scratch);
-        for (query, stats) in scratch.stats.iter_mut().enumerate() {
-            let row = &mut scratch.scores[query * RUN_TOKENS..][..RUN_TOKENS];
-            *stats = weigh(run.queries.rule, row, run.visible(query));
+        // First all maxima, then all exponentials: those of a row wait for its maximum, but not for other rows'.
+        let rows = scratch.scores.chunks_exact_mut(RUN_TOKENS).zip(&scratch.seen);
+        for ((row, seen), stats) in rows.zip(&mut scratch.stats) {
+            stats[0] = scale_to_max::<V>(run.queries.rule, row, seen);
+        }
+        let rows = scratch.scores.chunks_exact_mut(RUN_TOKENS).zip(&scratch.seen);
+        for ((row, seen), [max, sum]) in rows.zip(&mut scratch.stats) {
+            *sum = exp_to_sum::<V>(&mut row[whole_pages(seen)], *max);
         }
         mix::<V, S>(run, scratch);
     }
@@ -385,13 +397,14 @@ unsafe fn score<V: VectorLanes, S: Stored>(run: &RunTask<'_>, scratch: &mut Scra
     for page in run.numbers.clone() {
         for kv_head in 0..run.queries.kv_heads {
             let keys = run.block::<S>(KvPart::Keys, page, kv_head);
-            let keys = (keys, run.next::<S>(KvPart::Keys, page, kv_head));
+            let mut next = run.next::<S>(KvPart::Keys, page, kv_head);
             for (query, size) in tiles::<V>(run.queries, kv_head, MOST_SCORED) {
                 // The first query sees furthest back, the last one furthest forward.
-                let seen = run.visible(query).start..run.visible(query + size - 1).end;
+                let seen = scratch.seen[query].start..scratch.seen[query + size - 1].end;
                 if on_page(&seen, page).is_empty() {
                     continue;
                 }
+                let keys = (keys, next.take());
                 let q = scratch.q[query * head_dim..][..size * head_dim].as_ptr();
                 let scores = &mut scratch.scores[query * RUN_TOKENS..][..size * RUN_TOKENS];
                 let scores = (scores[page * PAGE_TOKENS..].as_mut_ptr(), RUN_TOKENS);
@@ -432,36 +445,61 @@ fn tiles<V: VectorLanes>(
     })
 }
 
-/// Turns one query's scores into weights; returns the largest score and the sum of the weights.
+/// Returns the positions of all pages of which a query sees some: a position's lane does not depend on the window's start.
 #[inline(always)]
-fn weigh(rule: ScoreRule, row: &mut [f32], visible: Range<usize>) -> [f32; 2] {
-    if visible.is_empty() {
-        return EMPTY;
+fn whole_pages(seen: &Range<usize>) -> Range<usize> {
+    match seen.is_empty() {
+        true => 0..0,
+        false => seen.start / PAGE_TOKENS * PAGE_TOKENS..seen.end.next_multiple_of(PAGE_TOKENS),
     }
-    // Starts at a page boundary, so that a position's lane does not depend on the window's start.
-    let start = visible.start / PAGE_TOKENS * PAGE_TOKENS;
-    let row = &mut row[start..visible.end.next_multiple_of(PAGE_TOKENS)];
-    row.iter_mut().for_each(|score| *score *= rule.scale);
-    if let Some(cap) = rule.softcap {
-        softcap_body(row, cap);
-    }
-    row[..visible.start - start].fill(f32::NEG_INFINITY);
-    row[visible.end - start..].fill(f32::NEG_INFINITY);
-    let max = max_body(row);
-    exp_minus_body(row, max);
-    [max, sum_body(row)]
 }
 
-/// Returns the largest of a multiple of 16 scores, ignoring NaN.
+/// Applies the rule to the scores of one query, and hides those that it does not see; returns the largest, ignoring NaN.
+///
+/// # Safety
+/// The processor has `V`'s instruction set.
 #[inline(always)]
-fn max_body(row: &[f32]) -> f32 {
-    let mut largest = [f32::NEG_INFINITY; LANES];
-    for block in row.as_chunks::<LANES>().0 {
-        for lane in 0..LANES {
-            largest[lane] = if block[lane] > largest[lane] { block[lane] } else { largest[lane] };
+unsafe fn scale_to_max<V: VectorLanes>(rule: ScoreRule, row: &mut [f32], seen: &Range<usize>) -> f32 {
+    let pages = whole_pages(seen);
+    let (start, row) = (pages.start, &mut row[pages]);
+    let mut scale = rule.scale;
+    if rule.softcap.is_some() || row.len() > seen.len() {
+        row.iter_mut().for_each(|score| *score *= rule.scale);
+        if let Some(cap) = rule.softcap {
+            softcap_body(row, cap);
         }
+        row[..seen.start - start].fill(f32::NEG_INFINITY);
+        row[seen.end - start..].fill(f32::NEG_INFINITY);
+        scale = 1.0;
     }
-    largest.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    // SAFETY: by this function's contract; blocks have 16 numbers.
+    let lanes = unsafe {
+        let (scale, mut largest) = (V::splat(scale), V::splat(f32::NEG_INFINITY));
+        for block in row.as_chunks_mut::<LANES>().0 {
+            let scaled = V::load(block).mul(scale);
+            scaled.store(block.as_mut_ptr());
+            largest = scaled.max(largest);
+        }
+        largest.lanes()
+    };
+    lanes.into_iter().fold(f32::NEG_INFINITY, |largest, lane| if lane > largest { lane } else { largest })
+}
+
+/// Computes `exp(x - max)` of a multiple of 16 scores; returns the sum, in the order of `dot`.
+///
+/// # Safety
+/// The processor has `V`'s instruction set.
+#[inline(always)]
+unsafe fn exp_to_sum<V: Wide>(row: &mut [f32], max: f32) -> f32 {
+    // SAFETY: by this function's contract.
+    unsafe {
+        let mut sums = V::zero();
+        for block in row.as_chunks_mut::<LANES>().0 {
+            exp_minus_body(block, max);
+            sums = sums.add(V::load(block));
+        }
+        sum_lanes(sums.lanes())
+    }
 }
 
 /// Adds the values multiplied by the weights: in tiles for positions that all queries see, one query at a time before
@@ -475,27 +513,28 @@ unsafe fn mix<V: VectorLanes, S: Stored>(run: &RunTask<'_>, scratch: &mut Scratc
     for page in run.numbers.clone() {
         for kv_head in 0..run.queries.kv_heads {
             let values = run.block::<S>(KvPart::Values, page, kv_head);
-            let values = (values, run.next::<S>(KvPart::Values, page, kv_head));
+            let mut next = run.next::<S>(KvPart::Values, page, kv_head);
             for (query, size) in tiles::<V>(run.queries, kv_head, most_mixed::<S>()) {
-                let (first, last) = (run.visible(query), run.visible(query + size - 1));
+                let (first, last) = (scratch.seen[query].clone(), scratch.seen[query + size - 1].clone());
                 let common = last.start..first.end.max(last.start);
-                let alone = |query: usize| {
-                    let own = run.visible(query);
+                let alone = |scratch: &Scratch, query: usize| {
+                    let own = scratch.seen[query].clone();
                     [own.start..own.end.min(common.start), own.start.max(common.end)..own.end]
                 };
                 // SAFETY: by this function's contract; the queries are those of a tile.
                 unsafe {
                     if first != last {
                         for query in query..query + size {
-                            let tokens = on_page(&alone(query)[0], page);
-                            mix_tile::<V, S>(run, scratch, (query, 1), values, page, tokens);
+                            let tokens = on_page(&alone(scratch, query)[0], page);
+                            mix_tile::<V, S>(run, scratch, (query, 1), (values, None), page, tokens);
                         }
                     }
-                    mix_tile::<V, S>(run, scratch, (query, size), values, page, on_page(&common, page));
+                    let tokens = on_page(&common, page);
+                    mix_tile::<V, S>(run, scratch, (query, size), (values, next.take()), page, tokens);
                     if first != last {
                         for query in query..query + size {
-                            let tokens = on_page(&alone(query)[1], page);
-                            mix_tile::<V, S>(run, scratch, (query, 1), values, page, tokens);
+                            let tokens = on_page(&alone(scratch, query)[1], page);
+                            mix_tile::<V, S>(run, scratch, (query, 1), (values, None), page, tokens);
                         }
                     }
                 }

@@ -12,7 +12,9 @@ use llmctl_kernel::attention::{self, Queries, Scratch, partial_len};
 const BLOCK_QUERIES: usize = 64;
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static SCRATCH: RefCell<(Scratch, Vec<f32>)> = RefCell::default();
+    /// The results of a step's tasks.
+    static RESULTS: RefCell<Vec<f32>> = RefCell::default();
 }
 
 /// Some rows of a sequence, and the number of positions that it has, whose keys and values are stored.
@@ -55,17 +57,20 @@ impl Cpu {
         let block_rows = (BLOCK_QUERIES / group).max(1);
         let starts =
             spans.iter().flat_map(|of| of.span.rows.clone().step_by(block_rows).map(move |row| (of, row)));
-        let tasks: Vec<WholeTask<'_>> = starts
-            .flat_map(|(of, row)| {
+        // A head's keys and values stay in the second-level cache for all rows.
+        let tasks: Vec<WholeTask<'_>> = (0..shape.num_kv_heads)
+            .flat_map(|kv_head| starts.clone().map(move |(of, row)| (of, row, kv_head)))
+            .map(|(of, row, kv_head)| {
                 let num_rows = block_rows.min(of.span.rows.end - row);
-                (0..shape.num_kv_heads).map(move |kv_head| WholeTask { of, row, num_rows, kv_head })
+                WholeTask { of, row, num_rows, kv_head }
             })
             .collect();
         let len = partial_len(shape.head_dim);
-        let slot_len = block_rows * group * len;
-        let mut partials = vec![0.0; tasks.len() * slot_len];
+        let slot_len = block_rows * group * shape.head_dim;
+        let mut results = RESULTS.take();
+        results.resize(tasks.len() * slot_len, 0.0);
         let seen: usize = spans.iter().map(|of| of.span.rows.len() * of.len).sum();
-        self.for_chunks(&mut partials, slot_len, seen * width, |index, slot| {
+        self.for_chunks(&mut results, slot_len, seen * width, |index, slot| {
             let WholeTask { of: WholeSpan { span, len: end }, row, num_rows, kv_head } = tasks[index];
             let seen = vec![0..*end; num_rows];
             let queries = Queries {
@@ -83,19 +88,23 @@ impl Cpu {
                 kv_type: kv.kv_type(),
             };
             let page = |number: usize| kv.head_pages(0, kv_head..kv_head + 1, span.pages[number]);
-            let slot = &mut slot[..num_rows * group * len];
-            SCRATCH.with_borrow_mut(|scratch| {
-                attention::attend(isa, &queries, queries.runs(), &page, scratch, slot);
+            SCRATCH.with_borrow_mut(|(scratch, partials)| {
+                partials.resize(num_rows * group * len, 0.0);
+                attention::attend(isa, &queries, queries.runs(), &page, scratch, partials);
+                for (partial, out) in partials.chunks_exact(len).zip(slot.chunks_exact_mut(shape.head_dim)) {
+                    attention::finish(isa, partial, len, None, out);
+                }
             });
         });
         out.resize(q.num_rows(), width);
         let values = out.values_mut();
-        for (task, slot) in tasks.iter().zip(partials.chunks_exact(slot_len)) {
-            for (query, partial) in slot.chunks_exact(len).take(task.num_rows * group).enumerate() {
-                let head = task.kv_head * group + query % group;
-                let at = (task.row + query / group) * width + head * shape.head_dim;
-                attention::finish(isa, partial, len, None, &mut values[at..][..shape.head_dim]);
+        let row_len = group * shape.head_dim;
+        for (task, slot) in tasks.iter().zip(results.chunks_exact(slot_len)) {
+            for (row, result) in slot.chunks_exact(row_len).take(task.num_rows).enumerate() {
+                values[(task.row + row) * width + task.kv_head * row_len..][..row_len]
+                    .copy_from_slice(result);
             }
         }
+        RESULTS.set(results);
     }
 }
