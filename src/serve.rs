@@ -198,6 +198,7 @@ impl App {
         if let Ok(engine) = engines.any() {
             model.chat_tokenizer.set_context_tokens(engine.spec().context_length());
             let spec = engine.spec();
+            model.chat_tokenizer.set_build(&spec.config.build);
             model.chat_tokenizer.set_vision(&spec.model.architecture, spec.vision.as_ref());
         }
         let state = AppState {

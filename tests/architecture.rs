@@ -40,6 +40,7 @@ const ENGINE_LAYERS: &[&[&str]] = &[
     &["sequence"],
     &["chat_tokenizer"],
     &["images"],
+    &["receipt"],
     &["sample"],
     &["request"],
     &["spec"],              // a request is checked against the limits of its engine
@@ -72,7 +73,7 @@ const CLI_LAYERS: &[&[&str]] = &[
     &["batch", "chat", "completions"],
     &["launch", "run"],
     &["declared_tools", "serve"],
-    &["bench", "doctor", "endpoint", "mcp", "template_cmd"],
+    &["bench", "doctor", "endpoint", "mcp", "replay", "template_cmd"],
     &["model"],
     &["config", "man", "sessions", "think"],
     &["images"],

@@ -10,6 +10,7 @@ mod first_minutes;
 mod frame;
 mod images;
 mod launch;
+mod portable;
 mod prompt;
 mod run;
 mod session;

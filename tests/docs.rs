@@ -57,7 +57,7 @@ fn blocks(page: &str, is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
 }
 
 /// Pages whose `sh` blocks are commands to try; those of the others show settings and what other programs need.
-const TRIED: [&str; 6] = ["chat.md", "index.md", "run.md", "server.md", "speed.md", "start.md"];
+const TRIED: [&str; 7] = ["chat.md", "index.md", "replay.md", "run.md", "server.md", "speed.md", "start.md"];
 
 /// A shell that finds this build of llmctl, in the environment and folder of `place`.
 fn shell(place: &Place, script: &str) -> Command {

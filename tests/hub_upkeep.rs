@@ -86,6 +86,7 @@ impl Home {
             usage: Usage { prompt_tokens: 1, cached_tokens: 0, completion_tokens: 0, ..Usage::default() },
             started_ms: 1,
             finished_ms: 2,
+            receipt: None,
         };
         writer.append(&model, &turn).expect("saved");
     }

@@ -264,6 +264,7 @@ async fn answers_are_as_the_document_says() {
         ("/v1/sessions/{id}", "s"),
         ("/v1/sessions/{id}", "nothing"),
         ("/v1/sessions/{id}/explain", "s"),
+        ("/v1/sessions/{id}/receipt", "s"),
         ("/openapi.json", ""),
     ] {
         let reply = server.get(&path.replace(ids, id)).await;

@@ -276,6 +276,49 @@ async fn a_fork_goes_its_own_way() {
     }
 }
 
+async fn a_turn_has_a_receipt() {
+    for (_folder, server) in both() {
+        let say = |question: &str, more: Value| {
+            let mut body = json!({"session_id": "r", "messages": [{"role": "user", "content": question}]});
+            body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+            body
+        };
+        let reply = server.post(PATH, say("one?", json!({"temperature": 0.5, "stop": ["zzz"]}))).await;
+        let header = reply.headers["x-llmctl-receipt"].to_str().expect("a text").to_owned();
+        assert_eq!(reply.ok()["llmctl"]["receipt"], header.as_str());
+        let listed = server.get("/v1/sessions/r/receipt").await;
+        assert_eq!(listed.headers["x-llmctl-receipt"], header.as_str());
+        let listed = listed.ok();
+        let turn = &listed["turns"][0];
+        let facts = (&turn["turn"], &turn["hash"], &turn["intact"], &listed["hash"]);
+        assert_eq!(facts, (&json!(1), &json!(header), &json!(true), &json!(header)));
+        assert_eq!(turn["receipt"]["recipe"]["stop"], json!(["zzz"]));
+        assert_eq!(turn["receipt"]["sampling"]["temperature"], 0.5);
+        assert!(turn["receipt"]["sampling"]["seed"].is_u64(), "the one that was drawn: {turn}");
+        assert!(turn["receipt"]["previous"].is_null());
+        // A stream knows it at its end, and the next receipt continues the chain.
+        let mut client = Client::new(&server, "r");
+        client.messages =
+            vec![json!({"role": "user", "content": "one?"}), json!({"role": "assistant", "content": "uno"})];
+        client.messages.push(json!({"role": "user", "content": "two?"}));
+        let body = json!({"session_id": "r", "messages": client.messages, "stream": true});
+        let reply = server.post(PATH, body).await;
+        assert!(!reply.headers.contains_key("x-llmctl-receipt"));
+        let told = reply
+            .events()
+            .iter()
+            .rev()
+            .find_map(|event| event["llmctl"]["receipt"].as_str().map(str::to_owned));
+        let listed = server.get("/v1/sessions/r/receipt").await.ok();
+        assert_eq!(listed["turns"][1]["hash"], told.expect("in the last chunk").as_str());
+        assert_eq!(listed["turns"][1]["receipt"]["previous"], header.as_str());
+        assert_eq!(server.get("/v1/sessions/none/receipt").await.error().0, 404);
+        // Nothing is kept of a request without a session.
+        let reply = server.post(PATH, json!({"messages": [{"role": "user", "content": "one?"}]})).await;
+        assert!(!reply.headers.contains_key("x-llmctl-receipt"));
+    }
+}
+
 async fn all_sessions_are_listed() {
     for (folder, server) in both() {
         for session in ["b", "a"] {
@@ -782,6 +825,7 @@ both_kinds! {
     an_edit_is_resumed_as_far_as_it_goes_and_explained,
     reset_and_delete_may_be_said_twice,
     a_fork_goes_its_own_way,
+    a_turn_has_a_receipt,
     all_sessions_are_listed,
     one_turn_at_a_time,
     what_the_terminal_has_open_is_busy,

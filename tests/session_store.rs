@@ -40,6 +40,7 @@ fn turn(n: usize) -> StoredTurn {
         },
         started_ms: 1_700_000_000_000 + n as u64,
         finished_ms: 1_700_000_000_500 + n as u64,
+        receipt: None,
     }
 }
 

@@ -49,6 +49,21 @@ impl UnfinishedFile {
     /// # Errors
     /// A name that something else than a regular file has, e.g. a device; a file that cannot be created.
     pub fn create(path: &Path) -> io::Result<(Self, File)> {
+        Self::create_as(path, |options, part| options.open(part))
+    }
+
+    /// As [`create`](Self::create), for its owner only.
+    ///
+    /// # Errors
+    /// Errors of [`create`](Self::create).
+    pub fn create_private(path: &Path) -> io::Result<(Self, File)> {
+        Self::create_as(path, private_file)
+    }
+
+    fn create_as(
+        path: &Path,
+        open: impl Fn(&mut OpenOptions, &Path) -> io::Result<File>,
+    ) -> io::Result<(Self, File)> {
         let path = if path.is_symlink() { path.canonicalize()? } else { path.to_owned() };
         if path.metadata().is_ok_and(|there| !there.is_file()) {
             return Err(io::Error::other("it is no regular file, and is not replaced"));
@@ -57,7 +72,7 @@ impl UnfinishedFile {
         let mut attempt = 0;
         loop {
             let part = path.with_file_name(format!(".{name}.{}-{attempt}.part", std::process::id()));
-            match File::options().read(true).write(true).create_new(true).open(&part) {
+            match open(File::options().read(true).write(true).create_new(true), &part) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < MAX_ATTEMPTS => {
                     attempt += 1;
                 }

@@ -21,6 +21,7 @@ pub mod man;
 pub mod mcp;
 pub mod model;
 pub mod places;
+pub mod replay;
 pub mod run;
 #[cfg(test)]
 mod script;
@@ -81,6 +82,7 @@ pub enum CliCommand {
     Models(model::models::ModelsArgs),
     Quantize(model::quantize::QuantizeArgs),
     Sessions(sessions::SessionsArgs),
+    Replay(Box<replay::ReplayArgs>),
     Template(template_cmd::TemplateArgs),
     Config(config::config_cmd::ConfigArgs),
     Doctor(doctor::DoctorArgs),
@@ -97,6 +99,11 @@ impl CliCommand {
             Self::Serve(args) => Some(&mut args.model),
             Self::Worker(args) => Some(&mut args.model),
             Self::Launch(args) => Some(&mut args.model),
+            Self::Replay(args) => Some(&mut args.model),
+            Self::Sessions(args) => match &mut args.command {
+                Some(sessions::SessionsCommand::Replay(args)) => Some(&mut args.model),
+                _ => None,
+            },
             _ => None,
         }
     }
@@ -206,7 +213,10 @@ fn dispatch(mut command: CliCommand, context: CommandContext<'_>) -> Result<Exit
         CliCommand::Pull(args) => model::pull::run(args, context),
         CliCommand::Models(args) => model::models::run(args, context),
         CliCommand::Quantize(args) => model::quantize::run(args, context),
-        CliCommand::Sessions(args) => sessions::run(args, places),
+        CliCommand::Sessions(args) => sessions::run(args, places, |args, store, format| {
+            replay::replay_session(args, store, format, terminal)
+        }),
+        CliCommand::Replay(args) => replay::run(&args, terminal),
         CliCommand::Template(args) => template_cmd::run(args, context),
         CliCommand::Config(args) => config::config_cmd::run(args, context),
         CliCommand::Doctor(args) => doctor::run(args, context),
@@ -301,9 +311,12 @@ fn complete(cli: &mut Cli, matches: &clap::ArgMatches, config: &Config) {
     }
 }
 
-/// Returns where the subcommand's argument comes from.
+/// Returns where the innermost subcommand's argument comes from.
 fn source_of(matches: &clap::ArgMatches, id: &str) -> Option<ValueSource> {
-    let (_, given) = matches.subcommand()?;
+    let (_, mut given) = matches.subcommand()?;
+    while let Some((_, below)) = given.subcommand() {
+        given = below;
+    }
     given.try_contains_id(id).is_ok().then(|| given.value_source(id)).flatten()
 }
 

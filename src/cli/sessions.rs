@@ -2,23 +2,28 @@
 //! be opened.
 //!
 //! Conversations are continued in other commands. The error for an unknown name suggests a similar one.
-//! `listing` and `show` make tables, `export` writes a conversation, `removal` removes what was requested and
+//! `listing` and `show` make tables, `export` writes a conversation, `archive` moves a session between machines, `removal` removes what was requested and
 //! nothing else.
 
+mod archive;
 mod export;
 mod listing;
 mod removal;
 mod show;
+
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use self::export::ExportFormat;
 use super::error::{CommandError, Exit, Kind, nearest};
+use super::flags::args::{ByteSize, DEFAULT_KV_DISK};
 use super::places::Places;
+use crate::cli::flags::args::ModelArgs;
 use crate::cli::terminal::report::{ReportFormat, print_either};
 use llmctl_base::{Error, StoreCause, StoreError};
-use llmctl_engine::session::store::{Branch, ForkOf, Repaired, SessionName, SessionStore};
+use llmctl_engine::session::store::{Branch, ForkOf, Import, Repaired, SessionName, SessionStore};
 
 pub(super) use self::export::{put_images, whole_messages};
 pub(super) use self::listing::{list, rows};
@@ -53,6 +58,8 @@ pub enum SessionsCommand {
         #[arg(value_name = "NAME")]
         name: String,
     },
+    /// Compute a session's answers again, and compare them token by token with what is saved
+    Replay(Box<SessionReplayArgs>),
     /// Write a session's conversation to stdout: Markdown, or a list of messages as the API takes them
     Export {
         /// The session
@@ -61,6 +68,30 @@ pub enum SessionsCommand {
         /// Format of the conversation
         #[arg(long = "as", value_enum, value_name = "FORMAT", default_value_t)]
         format: ExportFormat,
+        /// Write the session to FILE for `sessions import`: its branches, images and KV too; - is stdout
+        ///
+        /// A tar archive under zstd, with checksums. It holds the conversation in clear, as the session's own files do.
+        #[arg(long, value_name = "FILE", conflicts_with = "format")]
+        with_kv: Option<PathBuf>,
+        /// Replace FILE if it exists
+        #[arg(long, requires = "with_kv")]
+        force: bool,
+    },
+    /// Import a session from a file of `export --with-kv`, warm where the model is the same
+    ///
+    /// All of the file is checked before anything is written. The session's KV is used by the model that computed it: the same
+    /// weights with the same --kv-type, whatever the file's name, place and time, also on another kind of processor. Take files
+    /// only from people whom you trust: KV decides on answers, and nothing can tell whether it is what the model computes.
+    Import {
+        /// The file; - is stdin
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Name of the session (default: the one that it had)
+        #[arg(long = "as", value_name = "NAME")]
+        name: Option<String>,
+        /// Disk for the KV of all saved sessions; 0 imports none (default: 4G)
+        #[arg(long, value_name = "SIZE")]
+        kv_disk: Option<ByteSize>,
     },
     /// Give a session another name
     Rename {
@@ -104,9 +135,29 @@ pub enum SessionsCommand {
     },
 }
 
+/// Flags of `sessions replay`.
+#[derive(Debug, Clone, Args)]
+pub struct SessionReplayArgs {
+    /// The session, and the turn (default: the last), as `sessions show` numbers them
+    #[arg(value_name = "NAME[@TURN]")]
+    pub name: String,
+
+    /// Compute all turns again
+    #[arg(long)]
+    pub all: bool,
+
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
 const LONG_HELP: &str = include_str!("sessions_help.txt").trim_ascii_end();
 
-pub fn run(args: SessionsArgs, places: &Places) -> Result<Exit, CommandError> {
+/// Runs the subcommand; `replay` computes the turns of a session again.
+pub fn run(
+    args: SessionsArgs,
+    places: &Places,
+    replay: impl FnOnce(&SessionReplayArgs, &SessionStore, ReportFormat) -> Result<Exit, CommandError>,
+) -> Result<Exit, CommandError> {
     let mut store = store(places)?;
     if let Some(owner) = &args.owner {
         store = owned(&store, owner)?;
@@ -125,7 +176,20 @@ pub fn run(args: SessionsArgs, places: &Places) -> Result<Exit, CommandError> {
             show::add_branches(&store.branches(&name)?, &mut text, &mut object);
             (text, object)
         }
-        SessionsCommand::Export { name, format } => {
+        SessionsCommand::Replay(asked) => return replay(&asked, &store, args.output),
+        SessionsCommand::Export { name, with_kv: Some(file), force, .. } => {
+            match archive::export(&parse(&name)?, (&file, force), &store, places)? {
+                Some(report) => report,
+                None => return Ok(Exit::Success),
+            }
+        }
+        SessionsCommand::Import { file, name, kv_disk } => {
+            let name = name.as_deref().map(parse).transpose()?;
+            let kv_limit = kv_disk.map_or(DEFAULT_KV_DISK, |size| size.0);
+            let import = Import { name: name.as_ref(), owner: args.owner.as_deref(), kv_limit };
+            archive::import(&file, import, &store)?
+        }
+        SessionsCommand::Export { name, format, .. } => {
             let name = parse(&name)?;
             let saved = store.read(&name).map_err(|error| not_found(error, &store))?;
             return export::run(&name, &saved, format);

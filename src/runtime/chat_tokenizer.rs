@@ -53,6 +53,8 @@ pub struct ChatTokenizer {
     vision: OnceLock<PromptVision>,
     /// Name of the engine's family, for refusals.
     family: OnceLock<String>,
+    /// See [`EngineConfig::build`](super::spec::EngineConfig::build).
+    build: OnceLock<String>,
 }
 
 /// Special tokens that templates print.
@@ -86,12 +88,23 @@ impl ChatTokenizer {
             context_tokens: OnceLock::new(),
             vision: OnceLock::new(),
             family: OnceLock::new(),
+            build: OnceLock::new(),
         }
     }
 
     /// Sets the context, so that `encode` refuses a prompt far beyond it before it tokenises all of it. The first call counts.
     pub fn set_context_tokens(&self, context_tokens: usize) {
         let _ = self.context_tokens.set(context_tokens); // there is one engine, or several alike
+    }
+
+    /// Sets what decides the engine's bits beside the files. The first call counts.
+    pub fn set_build(&self, build: &str) {
+        let _ = self.build.set(build.to_owned()); // there is one engine, or several alike
+    }
+
+    /// Returns what decides the engine's bits beside the files; empty if it is not known.
+    pub fn build(&self) -> &str {
+        self.build.get().map_or("", String::as_str)
     }
 
     /// Sets the family of the engine and its vision tower, if it has one, so that conversations may have images. The first call counts.

@@ -9,6 +9,7 @@ pub mod grammar;
 pub mod http_engine;
 pub mod images;
 pub mod infill;
+pub mod receipt;
 pub mod repetition;
 pub mod request;
 pub mod sample;

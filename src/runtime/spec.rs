@@ -45,6 +45,9 @@ pub struct EngineConfig {
     pub answer_tokens: Option<usize>,
     #[serde(default)]
     pub speculation: Speculation,
+    /// Names what decides the bits of results beside the model's files, for receipts; empty if it is not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub build: String,
 }
 
 /// Speculative decoding: source of the draft tokens, which are verified several in a step. Changes no answer,
@@ -82,6 +85,7 @@ impl EngineConfig {
             warm_resume: true,
             answer_tokens: None,
             speculation: Speculation::Off,
+            build: String::new(),
         }
     }
 }

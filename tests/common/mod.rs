@@ -60,6 +60,7 @@ pub fn stored_turn(messages: [&str; 2], kept: usize, tail: Vec<u32>, generated: 
         finish: Finish::Eos(2),
         started_ms: 1,
         finished_ms: 2,
+        receipt: None,
     }
 }
 

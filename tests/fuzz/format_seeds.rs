@@ -2,15 +2,17 @@
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use llmctl_models::kv::disk::{DiskPageKey, PageLabel, names, page};
 use serde_json::{Value, json};
 
-use super::formats::{BESIDE_WEIGHTS, ENDPOINTS};
+use super::formats::{BESIDE_WEIGHTS, ENDPOINTS, archive_of, sealed_archive};
 use crate::common::gguf::{F32, GgufBuilder};
 use crate::common::stored_tensors::{StoredTensor, StoredTensors};
 
 /// The sound inputs of a target.
 pub fn seeds(target: &str) -> Vec<Vec<u8>> {
     match target {
+        "session_archive" => session_archives(),
         "imatrix" => vec![imatrix_gguf(), imatrix_list()],
         "tokenizer_file" => vec![sentencepiece(), tiktoken(), tekken()],
         "gguf_split" => vec![gguf_split()],
@@ -290,4 +292,33 @@ pub fn tower_tensors() -> Vec<u8> {
         bytes: zeros(shape),
     };
     StoredTensors(tensors.iter().map(tensor).collect()).to_bytes()
+}
+
+/// A conversation with a page of KV, in each form.
+fn session_archives() -> Vec<Vec<u8>> {
+    let tokens: Vec<u32> = (0..40).collect();
+    let header = r#"{"type":"header","schema":"llmctl.session.v1","name":"s","created_ms":1,"model":{"name":"m","fingerprint":"f"}}"#;
+    let turn = json!({
+        "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
+        "kept_tokens": 0, "prompt_tail": tokens, "generated": [], "splice_after": null,
+        "sampling": {
+            "temperature": 0.5, "top_k": 4, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
+            "frequency_penalty": 0.0, "logit_bias": [], "seed": 1
+        },
+        "finish": "complete", "usage": {"prompt_tokens": 40, "cached_tokens": 0, "completion_tokens": 0}, "started_ms": 1, "finished_ms": 2
+    });
+    let records = format!("{header}\n{}", json!({"type": "turn", "number": 1, "turn": turn}));
+    let name = names(&tokens).next().expect("a full page");
+    let label = PageLabel {
+        key: DiskPageKey { name, group: 0 },
+        parent: None,
+        tokens: tokens[..32].into(),
+        depth: 0,
+    };
+    let mut file = Vec::new();
+    page::write(&mut file, &label, b"payload").expect("memory takes it");
+    let part = |bytes: &[u8]| [&(bytes.len() as u16).to_le_bytes(), bytes].concat();
+    let parts = [part(records.as_bytes()), part(&file)].concat();
+    let tar = archive_of(&parts);
+    vec![[&[0], &sealed_archive(&tar)[..]].concat(), [&[1], &tar[..]].concat(), [&[2], &parts[..]].concat()]
 }

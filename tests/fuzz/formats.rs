@@ -14,27 +14,112 @@ use llmctl::cli::{command, config};
 use llmctl_base::error::LoadError;
 use llmctl_engine::grammar::gbnf_to_lark;
 use llmctl_engine::http_engine::{ChunkReader, EngineKind, SseParser};
+use llmctl_engine::session::store::{Archive, Import, SessionName, SessionStore};
 use llmctl_hub::{FileRequest, HubPaths, ListedFile, ModelRef, ModelSource, RemoteFile, Resolved, Selector};
-use llmctl_image::{ImageFile, ImageLimits, PixelRule, ResizeFilter, SizeRule, inspect};
+use llmctl_image::{ImageFile, ImageHash, ImageLimits, PixelRule, ResizeFilter, SizeRule, inspect};
 use llmctl_kernel::Dtype;
 use llmctl_kernel::memory::Arena;
 use llmctl_kernel::pool::Pool;
+use llmctl_models::kv::disk::{file_name, page};
 use llmctl_models::load::export::Imatrix;
 use llmctl_models::load::gguf::Gguf;
 use llmctl_models::load::safetensors::Safetensors;
 use llmctl_models::load::{
-    CpuOptions, Device, ImageUse, KvType, LoadOptions, ModelFiles, PanelPlace, PredictionUse, TextFiles,
-    adapter, hf, text_task, tokenizer, vision,
+    CpuOptions, Device, Fingerprint, ImageUse, KvType, LoadOptions, ModelFiles, PanelPlace, PredictionUse,
+    TextFiles, adapter, hf, text_task, tokenizer, vision,
 };
 use llmctl_models::memory::Demand;
 use llmctl_models::model::low_rank::Adapter;
 use llmctl_models::model::recognise::{Recognised, recognise};
 use llmctl_models::panels::{LoadedPanels, PanelStore};
 use llmctl_template::TemplateVariables;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::server::Server;
-use super::targets::{Folder, encodes, tensors};
+use super::targets::{Folder, encodes, framed, tensors};
+
+// ---- sessions
+
+/// A session for another machine: a file as it is, a tar archive with a sound checksum, or parts with sound checksums. What is
+/// taken can be imported, and written anew.
+pub fn session_archive(data: &[u8]) -> bool {
+    let Some((form, rest)) = data.split_first() else { return false };
+    let bytes = match form % 3 {
+        0 => rest.to_vec(),
+        1 => sealed_archive(rest),
+        _ => sealed_archive(&archive_of(rest)),
+    };
+    let folder = Folder::new();
+    folder.write("archive", &bytes);
+    let open = |path: &Path| Archive::open(path, std::fs::File::open(path).expect("a file in memory"));
+    let mut archive = match open(&folder.0.join("archive")) {
+        Ok(archive) => archive,
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            return false;
+        }
+    };
+    let store = SessionStore::new(folder.0.join("sessions")).with_kv(Some(folder.0.join("kv")));
+    let import = Import { name: None, owner: None, kv_limit: 1 << 20 };
+    let imported = store.import(&mut archive, import).expect("what was checked is imported");
+    let package = store.pack(&imported.name, |_, _| None).expect("what was imported is read");
+    let mut written = Vec::new();
+    package.write(&mut written).expect("memory takes it");
+    folder.write("again", &written);
+    assert_eq!(open(&folder.0.join("again")).expect("sound").num_pages(), imported.num_pages);
+    true
+}
+
+/// Compresses a tar archive and adds the checksum.
+pub fn sealed_archive(tar: &[u8]) -> Vec<u8> {
+    let mut archive = zstd::encode_all(tar, 1).expect("memory takes it");
+    let hash = ImageHash::of(&archive);
+    archive.extend_from_slice(b"\x50\x2a\x4d\x18\x30\x00\x00\x00llmctl archive 1");
+    archive.extend_from_slice(&hash.0);
+    archive
+}
+
+/// Makes a tar archive of parts, each behind two bytes with its length: the records of a conversation, then pages, with a manifest
+/// for them.
+pub fn archive_of(mut data: &[u8]) -> Vec<u8> {
+    let mut parts = Vec::new();
+    while let Some((len, rest)) = data.split_first_chunk() {
+        let (part, rest) = rest.split_at(usize::from(u16::from_le_bytes(*len)).min(rest.len()));
+        parts.push(part);
+        data = rest;
+    }
+    let transcript = framed(parts.first().copied().unwrap_or_default());
+    parts.iter_mut().take(1).for_each(|first| *first = &transcript);
+    let folder = Folder::new();
+    folder.write("s/transcript.jsonl", &transcript);
+    let read = SessionStore::new(&folder.0).read(&SessionName::new("s").expect("a name"));
+    let name = |at: usize, part: &[u8]| match (at, page::read_any(part)) {
+        (0, _) => "sessions/0.jsonl".to_owned(),
+        (_, Ok((label, _))) => format!("kv/0/{}", file_name(label.key)),
+        (_, Err(_)) => format!("images/{}", ImageHash::of(part)),
+    };
+    let named: Vec<(String, &[u8])> =
+        parts.iter().enumerate().map(|(at, part)| (name(at, part), *part)).collect();
+    let listed = named.iter().map(
+        |(name, part)| json!({"name": name, "bytes": part.len(), "sha256": ImageHash::of(part).to_string()}),
+    );
+    let facts = json!({"fuzz": true});
+    let turns = read.map_or(0, |saved| saved.turns.len());
+    let manifest = json!({
+        "schema": "llmctl.session-archive.v1", "llmctl": "", "created_ms": 0,
+        "sessions": [{"name": "s", "turns": turns}],
+        "models": [{"fingerprint": Fingerprint::of(facts.clone()).hex, "made_of": facts, "weights_sha256": null}],
+        "parts": listed.collect::<Vec<_>>(),
+    });
+    let mut tar = tar::Builder::new(Vec::new());
+    let manifest = manifest.to_string();
+    for (name, part) in std::iter::once(("manifest.json".to_owned(), manifest.as_bytes())).chain(named) {
+        let mut header = tar::Header::new_ustar();
+        header.set_size(part.len() as u64);
+        tar.append_data(&mut header, name, part).expect("memory takes it");
+    }
+    tar.into_inner().expect("memory takes it")
+}
 
 // ---- grammars
 
@@ -465,6 +550,26 @@ pub fn batch_row(data: &[u8]) -> bool {
         }
     }
     row.is_ok()
+}
+
+/// A file of `run --batch --record`, whose receipt makes a request: one that is taken has a hash that stays the same.
+pub fn recorded(data: &[u8]) -> bool {
+    use llmctl::cli::replay::folder;
+    let answer = match folder::recorded(data, Path::new("/nowhere")) {
+        Ok(answer) => answer,
+        Err(reason) => {
+            assert!(!reason.is_empty() && reason.len() < 4000 + data.len(), "{reason}");
+            return false;
+        }
+    };
+    let text = serde_json::to_string(&answer.receipt).expect("JSON");
+    let again: llmctl_engine::receipt::Receipt =
+        serde_json::from_str(&text).expect("what was written can be read");
+    assert_eq!(again.hash(), answer.receipt.hash());
+    let refuse = |_: &llmctl_engine::GrammarSource| Err(llmctl_base::Error::PromptEmpty);
+    let request = answer.receipt.request(&answer.prompt, Vec::new(), refuse);
+    assert!(answer.fault.is_some() || request.is_ok() || answer.receipt.recipe.grammar.is_some());
+    answer.fault.is_none()
 }
 
 /// A body for an endpoint of the server, which the first byte chooses, with the status of a sound one: the model is no embedder,

@@ -22,9 +22,13 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
             let whole = parity("tokenizer.json").into_iter().take(1);
             whole.chain([tokenizer("Split"), tokenizer("Digits")]).collect()
         }
-        "transcript" => [include_str!("transcript.jsonl"), include_str!("transcript_images.jsonl")]
-            .map(|text| [b"\x01", text.trim_end().as_bytes()].concat())
-            .to_vec(),
+        "transcript" => [
+            include_str!("transcript.jsonl"),
+            include_str!("transcript_images.jsonl"),
+            include_str!("transcript_receipts.jsonl"),
+        ]
+        .map(|text| [b"\x01", text.trim_end().as_bytes()].concat())
+        .to_vec(),
         "kv_page" => vec![kv_page(0), kv_page(5)],
         "chat_template" | "gbnf" | "http_body" | "ollama_body" | "worker_line" => {
             texts(target).into_iter().map(String::into_bytes).collect()

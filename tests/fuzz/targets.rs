@@ -42,6 +42,7 @@ pub const TARGETS: &[Target] = &[
     ("chat_template", chat_template),
     ("transcript", transcript),
     ("kv_page", kv_page),
+    ("session_archive", formats::session_archive),
     ("http_body", http_body),
     ("ollama_body", ollama_body),
     ("worker_line", worker_line),
@@ -66,6 +67,7 @@ pub const TARGETS: &[Target] = &[
     ("tower_config", formats::tower_config),
     ("adapter", formats::adapter),
     ("gbnf", formats::gbnf),
+    ("recorded", formats::recorded),
 ];
 
 /// Text that tokenizers are asked for: words, numbers, line breaks, marks, emoji, an added token.
@@ -436,7 +438,7 @@ pub fn transcript(data: &[u8]) -> bool {
 }
 
 /// The lines of `text` as records with their checksums (`llmctl.session.v1`).
-fn framed(text: &[u8]) -> Vec<u8> {
+pub fn framed(text: &[u8]) -> Vec<u8> {
     let mut file = Vec::new();
     let mut before = String::new();
     for body in text.split(|&byte| byte == b'\n') {

@@ -18,6 +18,7 @@ use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
 use super::error::{CommandError, Exit, Kind};
+use super::replay::folder::Recorder;
 use super::run::answer::{AnswerGeneration, Generated};
 use super::run::report::timings_json;
 use super::run::{RunArgs, system_prompt};
@@ -59,6 +60,8 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     note_earlier(&earlier, terminal);
     let system = system_prompt(args.prompt.system.as_ref(), args.prompt.system_file.as_ref())?;
     let llm = load::load(&args.model, args.engine.resolve(false), terminal)?;
+    let record = args.batch.record.as_deref();
+    let recorder = record.map(|folder| Recorder::open(folder, llm.texts().fingerprint())).transpose()?;
     let defaults = Defaults {
         sampling: args.sampling.resolve_for(llm.info(), terminal),
         limits: args.limits.resolve(),
@@ -80,7 +83,7 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     };
     let progress = terminal.progress(total, "rows");
     let (llm, defaults, progress, tally) = (&llm, &defaults, &progress, BatchTally::default());
-    let mut batch = BatchJob { llm, defaults, results, earlier, progress, terminal, tally };
+    let mut batch = BatchJob { llm, defaults, results, recorder, earlier, progress, terminal, tally };
     let start = Instant::now();
     let stopped = batch.answer_all(rows);
     progress.finish_and_clear();
@@ -175,6 +178,8 @@ struct BatchJob<'a> {
     llm: &'a Loaded,
     defaults: &'a Defaults,
     results: Results,
+    /// Set with `--record`.
+    recorder: Option<Recorder>,
     earlier: Earlier,
     progress: &'a ProgressBar,
     terminal: &'a Terminal,
@@ -218,7 +223,7 @@ impl BatchJob<'_> {
                 self.progress.suspend(|| self.terminal.detail(&format!("{place}: {warning}")));
             }
             let row = row.map(|row| self.plain_text(row));
-            let answered = row.map(|row| self.answer(&row, &graceful));
+            let answered = row.map(|row| self.answer(&id, &row, &graceful));
             let answer = match answered.unwrap_or_else(|refused| Ok(Answered::Row(Err(refused))))? {
                 Answered::Row(answer) => answer,
                 Answered::Stopped(signal) => return Ok(Stopped::Signal(signal)),
@@ -258,7 +263,7 @@ impl BatchJob<'_> {
         (id, row)
     }
 
-    fn answer(&self, row: &BatchRow, graceful: &Graceful) -> Result<Answered, CommandError> {
+    fn answer(&self, id: &str, row: &BatchRow, graceful: &Graceful) -> Result<Answered, CommandError> {
         let llm = self.llm;
         let plan = match llm.planner().plan(&row.input, llm.texts().now(), &row.turn) {
             Ok(plan) => plan,
@@ -277,6 +282,9 @@ impl BatchJob<'_> {
             let is_last = nth + 1 == row.num_choices;
             if let Some(signal) = signal.filter(|_| is_cut || !is_last) {
                 return Ok(Answered::Stopped(signal));
+            }
+            if let Some(recorder) = &self.recorder {
+                recorder.record((id, nth), llm, (turn, &plan), &answer)?;
             }
             answers.push(plan.parser.generated(answer));
         }
@@ -467,7 +475,7 @@ mod tests {
         (progress, terminal): &'a (ProgressBar, Terminal),
     ) -> BatchJob<'a> {
         let tally = BatchTally::default();
-        BatchJob { llm, defaults, results, earlier, progress, terminal, tally }
+        BatchJob { llm, defaults, results, recorder: None, earlier, progress, terminal, tally }
     }
 
     const INPUT: &str = r#"{"custom_id":"a","prompt":"say one"}
@@ -633,7 +641,7 @@ not json
         let (defaults, quiet) = (Defaults::default(), quiet());
         let batch = job(&llm, &defaults, (Results::stdout(), Earlier::default()), &quiet);
         let both = [row(RowFormat::Chat, "q"), row(RowFormat::Completion, "q")].map(|row| {
-            let Ok(Answered::Row(Ok((mut body, usage)))) = batch.answer(&row, &Graceful::begin()) else {
+            let Ok(Answered::Row(Ok((mut body, usage)))) = batch.answer("a", &row, &Graceful::begin()) else {
                 panic!("an answer")
             };
             body["created"] = 0.into();

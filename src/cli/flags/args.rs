@@ -496,6 +496,9 @@ pub struct EngineArgs {
     pub speculate: Option<Speculation>,
 }
 
+/// Default for bytes of KV kept on disk.
+pub const DEFAULT_KV_DISK: u64 = 4 << 30;
+
 /// `--speculate`.
 pub const SPECULATIONS: [FlagValue<Speculation>; 5] = [
     ("off", Speculation::Off, "One token in each step"),

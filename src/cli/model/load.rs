@@ -21,13 +21,13 @@ use super::sight;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::flags::args;
 use crate::cli::flags::args::{
-    BosId, EngineOptions, FetchArgs, ImageArgs, ModelArgs, SamplingArgs, Sharing, check_isa,
+    BosId, DEFAULT_KV_DISK, EngineOptions, FetchArgs, ImageArgs, ModelArgs, SamplingArgs, Sharing, check_isa,
 };
 use crate::cli::places::{Places, free_bytes};
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::input::read_file;
 use crate::cli::terminal::output::visible;
-use crate::cli::terminal::report::bytes;
+use crate::cli::terminal::report::{bytes, counted};
 use crate::cli::terminal::slow_cpu::slow_kernels;
 use llmctl_base::machine::{Cores, default_threads};
 use llmctl_base::{Error, GivenSampling, LoadError, Notice};
@@ -46,9 +46,6 @@ use llmctl_models::text::Tokenizer;
 use llmctl_models::vision::Tower;
 use llmctl_template::TemplateError;
 pub use loaded::{Loaded, ModelInfo, PreparedTexts};
-
-/// Default for bytes of KV kept on disk.
-const DEFAULT_KV_DISK: u64 = 4 << 30;
 
 /// Default for bytes of packed weights kept on disk.
 const DEFAULT_PACKED_DISK: u64 = 20 << 30;
@@ -171,14 +168,16 @@ impl ResolvedModel {
         report_ends(texts.chat_tokenizer.texts(), terminal);
         let ends = texts.chat_tokenizer.texts().end_of_generation.clone();
         let mut config = engine_config(asked, context_tokens, ends);
+        config.build = loaded.fingerprint.build();
         config.answer_tokens = self.files.source.built_in().map(|model| model.answer_tokens);
         if asked.kv_memory.is_none() && config.max_running > 1 {
             config.kv_memory = Some(shared_kv(model, loaded.draft.as_ref(), &config, is_on_cpu, terminal)?);
         }
-        let kv = open_kv(asked, &loaded.fingerprint)?;
+        let kv = open_kv(asked, &loaded.fingerprint, &self.files, terminal)?;
         report_draft(model, loaded.draft.as_ref(), &config, terminal)?;
         let models = (loaded.model, loaded.draft.and_then(|draft| draft.model));
         let engine = start_engine(models, loaded.tower, texts.chat_tokenizer.tokenizer(), config, kv)?;
+        texts.chat_tokenizer.set_build(&engine.spec().config.build);
         texts.chat_tokenizer.set_vision(&engine.spec().model.architecture, engine.spec().vision.as_ref());
         texts.info.vocab_size = engine.spec().vocab_size();
         texts.info.sees = engine.spec().vision.is_some();
@@ -359,10 +358,26 @@ fn packed_place(asked: EngineOptions, places: &Places) -> Option<PanelPlace> {
     (limit_bytes > 0).then_some(PanelPlace { folder, limit_bytes, least_bytes: LEAST_BYTES })
 }
 
-/// Opens the user's folder of KV; `None` if KV on disk is off or no folder is known.
-fn open_kv(asked: EngineOptions, model: &Fingerprint) -> Result<Option<DiskStore>, CommandError> {
+/// Opens the user's folder of KV, where pages that were imported for the model become its own; `None` if KV on disk is off or no
+/// folder is known.
+fn open_kv(
+    asked: EngineOptions,
+    model: &Fingerprint,
+    files: &Resolved,
+    terminal: &Terminal,
+) -> Result<Option<DiskStore>, CommandError> {
     let limit_bytes = asked.kv_disk.unwrap_or(DEFAULT_KV_DISK);
     let root = Places::from_environment().kv().filter(|_| asked.keeps_sessions && limit_bytes > 0);
+    if let Some(root) = &root {
+        let hashes = || ModelFiles::of(files).ok().map(|files| load::content_hashes(&files));
+        match load::adopt_pages(root, model, hashes) {
+            Ok(0) => {}
+            Ok(count) => {
+                terminal.detail(&format!("{} of imported KV: the model is the same", counted(count, "page")));
+            }
+            Err(error) => terminal.warn(format!("{}: imported KV is not used: {error}", root.display())),
+        }
+    }
     Ok(root.map(|root| open_kv_folder(root, limit_bytes, model)).transpose()?)
 }
 

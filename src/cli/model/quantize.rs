@@ -13,7 +13,7 @@ use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::places::free_bytes;
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::input::read_file;
-use crate::cli::terminal::report::{bytes, counted, print};
+use crate::cli::terminal::report::{bytes, check_new_file, counted, print};
 use crate::cli::terminal::signal::Graceful;
 use llmctl_base::machine::default_threads;
 use llmctl_hub::{ModelSource, Resolved};
@@ -71,7 +71,7 @@ fn mix_parser() -> impl TypedValueParser<Value = QuantMix> {
 
 pub fn run(args: QuantizeArgs, context: CommandContext<'_>) -> Result<Exit, CommandError> {
     let CommandContext { config, places, terminal, .. } = context;
-    check_output(&args)?;
+    check_new_file(&args.out, args.force)?;
     let resolved = models::find(&args.model, places, &config.aliases())?;
     resolved.notices.iter().for_each(|notice| terminal.note(notice));
     let files = ModelFiles::open(&resolved.source)?;
@@ -97,19 +97,6 @@ pub fn run(args: QuantizeArgs, context: CommandContext<'_>) -> Result<Exit, Comm
         print(&agreement(&divergence))?;
     }
     Ok(Exit::Success)
-}
-
-/// Refuses to replace a file without `--force`, and a path that cannot be one.
-fn check_output(args: &QuantizeArgs) -> Result<(), CommandError> {
-    let shown = args.out.display();
-    let usage = |message: String| CommandError::new(Kind::Usage, anyhow::anyhow!(message));
-    if args.out.is_dir() || args.out.file_name().is_none() {
-        return Err(usage(format!("{shown} is a folder, not a file to write")));
-    }
-    match args.out.exists() && !args.force {
-        true => Err(usage(format!("{shown} exists already")).hint("--force replaces it")),
-        false => Ok(()),
-    }
 }
 
 /// Returns the name for `general.name`: the folder's own, or that of the repository.

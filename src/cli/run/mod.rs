@@ -245,6 +245,10 @@ pub struct BatchArgs {
     #[arg(long, requires = "out")]
     pub resume: bool,
 
+    /// Record each answer and what decides it in a file of this folder, for `llmctl replay DIR`
+    #[arg(long, value_name = "DIR", requires = "batch")]
+    pub record: Option<PathBuf>,
+
     /// Answer rows that name another model too, with this one
     #[arg(long, requires = "batch", hide_short_help = true)]
     pub any_model: bool,

@@ -2,6 +2,7 @@
 //! Formats only.
 
 use std::io::IsTerminal;
+use std::path::Path;
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
@@ -20,6 +21,18 @@ pub enum ReportFormat {
     #[default]
     Text,
     Json,
+}
+
+/// Refuses to replace a file without `--force`, and a path that cannot be one.
+pub fn check_new_file(path: &Path, may_replace: bool) -> Result<(), CommandError> {
+    let shown = path.display();
+    if path.is_dir() || path.file_name().is_none() {
+        return Err(CommandError::usage(format!("{shown} is a folder, not a file to write")));
+    }
+    match path.exists() && !may_replace {
+        true => Err(CommandError::usage(format!("{shown} exists already")).hint("--force replaces it")),
+        false => Ok(()),
+    }
 }
 
 /// Writes `text` to stdout. A closed pipe is not an error.

@@ -149,6 +149,11 @@ impl ParserConfig {
         Self { start: (text.to_owned(), ids.to_vec()), ..self }
     }
 
+    /// Returns the number of tokens of the given beginning that were generated before.
+    pub fn given_tokens(&self) -> usize {
+        self.start.1.len()
+    }
+
     /// Returns what was generated of an answer: its reasoning and content without the given beginning, for readers that know it.
     pub fn generated(&self, answer: Answer) -> Answer {
         let (mut reasoning, mut content) = (answer.reasoning.as_str(), answer.content.as_str());
@@ -237,6 +242,18 @@ impl AnswerStream {
             self.replace(parse_answer(output_markup, tools, prompt_tail, &self.text, is_cut));
         }
         deltas
+    }
+
+    /// Ends the text and returns whether a message without calls says the same. A call that was cut is left out of a message.
+    pub fn says(mut self, message: &Message, is_cut: bool) -> bool {
+        self.flush(is_cut);
+        let content = match &message.content {
+            Some(Content::Text(text)) => text.as_str(),
+            _ => "",
+        };
+        let is_begun = is_cut && self.content.starts_with(content);
+        (self.content == content || is_begun)
+            && self.reasoning == message.reasoning.as_deref().unwrap_or_default()
     }
 
     /// Ends the answer with the engine's outcome. Also returns the deltas that were held back.

@@ -92,13 +92,26 @@ impl<'a> AskedImages<'a> {
 /// # Errors
 /// [`Error::InvalidParameter`] for an image whose file cannot be read, or that another tower has looked at.
 pub fn saved_images(tokenizer: &ChatTokenizer, saved: &SavedSession) -> Result<Vec<PromptImage>> {
-    let (spans, Some(vision)) = (saved.spans(), tokenizer.vision()) else { return Ok(Vec::new()) };
-    let of_images = spans.chunk_by(|_, next| next.first > 0);
     let images = saved.messages().flat_map(Message::images);
+    images_at(tokenizer, &saved.spans(), images, |hash| saved.blobs.read(hash))
+}
+
+/// Returns images with their rows in a prompt, which are known. `read` gives a file, or why there is none.
+///
+/// # Errors
+/// As [`saved_images`].
+pub fn images_at(
+    tokenizer: &ChatTokenizer,
+    spans: &[ImageSpan],
+    images: impl IntoIterator<Item = ImageRef>,
+    read: impl Fn(&ImageHash) -> std::result::Result<Arc<[u8]>, String>,
+) -> Result<Vec<PromptImage>> {
+    let Some(vision) = tokenizer.vision() else { return Ok(Vec::new()) };
+    let of_images = spans.chunk_by(|_, next| next.first > 0);
     let image = |(image, spans): (ImageRef, &[ImageSpan])| {
         let refuse = |reason: String| invalid(format!("{}: {reason}", image.tag()));
         let hash = ImageHash::from_hex(&image.sha256).ok_or_else(|| refuse("no SHA-256".to_owned()))?;
-        let bytes = saved.blobs.read(&hash).map_err(refuse)?;
+        let bytes = read(&hash).map_err(refuse)?;
         let file = vision.decoded(&image, &bytes)?;
         let key = vision.key(&file);
         match spans.iter().all(|span| span.key == key) {
@@ -106,7 +119,7 @@ pub fn saved_images(tokenizer: &ChatTokenizer, saved: &SavedSession) -> Result<V
             false => Err(refuse("was looked at in another way".to_owned())),
         }
     };
-    images.zip(of_images).map(image).collect()
+    images.into_iter().zip(of_images).map(image).collect()
 }
 
 /// The error of an image whose file did not come with the request.

@@ -32,7 +32,7 @@ use llmctl_template::{Conversation, ImageRef, OutputMarkup, ToolChoice};
 pub use super::infill::InfillPrompt;
 pub use answer::{Answer, AnswerStream, AnsweredCall, Delta, ParserConfig};
 pub use constraint::OutputConstraint;
-pub use images::saved_images;
+pub use images::{images_at, saved_images};
 pub use plan::{Planner, TurnPlan};
 pub use session_chat::{Finished, PlannedTurn, PromptedTurn, SessionChat, num_repeated};
 

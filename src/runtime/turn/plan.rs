@@ -13,14 +13,19 @@ use super::tool_grammar::{ToolGrammar, tool_grammar};
 use super::{AnswerStart, OutputConstraint, TextPrompt, TurnError, TurnInput, TurnRequest};
 use crate::chat_tokenizer::ChatTokenizer;
 use crate::grammar::{Grammar, GrammarCompiler, GrammarSource};
-use crate::request::{PromptImage, ReasoningLimit, Request};
+use crate::receipt::{AnswerRecipe, Receipt};
+use crate::request::{Finish, PromptImage, ReasoningLimit, Request};
 use crate::session::transcript::SplicedPrompt;
 use llmctl_base::error::{Error, Result};
 use llmctl_base::notice::Notice;
-use llmctl_template::{Conversation, DateTime, OutputMarkup, Reasoning, ReasoningFormat};
+use llmctl_models::load::fingerprint::sha256;
+use llmctl_template::{Conversation, DateTime, Message, OutputMarkup, Reasoning, ReasoningFormat};
 
 /// Stands for an image in a text prompt, as llama.cpp's clients write it.
 const MEDIA: &str = "<__media__>";
+
+/// Tokens at the end of a prompt that say where its answer begins.
+const TAIL_TOKENS: usize = 64;
 
 /// Plans turns for one model.
 #[derive(Clone, Copy)]
@@ -150,6 +155,61 @@ impl Planner<'_> {
         let (markup, prediction) = (Arc::default(), self.prediction(turn));
         let relaxed = Vec::new();
         Ok(TurnPlan { tokens, images, text, grammar, reasoning: None, markup, parser, prediction, relaxed })
+    }
+
+    /// Returns what decides every answer of the model.
+    pub fn model_recipe(&self) -> AnswerRecipe {
+        let texts = self.chat_tokenizer.texts();
+        AnswerRecipe {
+            model: texts.identity.clone(),
+            template: sha256(&[self.chat_tokenizer.template_source().unwrap_or_default().as_bytes()]),
+            build: self.chat_tokenizer.build().to_owned(),
+            ends: texts.end_of_generation.clone(),
+            ..AnswerRecipe::default()
+        }
+    }
+
+    /// Returns what decides the answer to a planned turn beside its prompt and its sampling.
+    pub fn recipe(&self, plan: &TurnPlan, turn: &TurnRequest) -> AnswerRecipe {
+        let limits = &turn.limits;
+        AnswerRecipe {
+            stop: limits.stop.clone(),
+            stop_ids: limits.stop_ids.clone(),
+            ignore_eos: limits.ignore_eos,
+            loop_guard: limits.loop_guard,
+            markup: plan.markup.to_vec(),
+            reasoning: plan.reasoning.clone(),
+            grammar: plan.grammar.as_ref().map(|grammar| grammar.source().clone()),
+            ..self.model_recipe()
+        }
+    }
+
+    /// Returns the text of a recorded answer as the engine streams it: without a stop string that ended it.
+    pub fn recorded_text(&self, receipt: &Receipt) -> String {
+        let mut text = self.shown_text(&receipt.answer, &receipt.recipe.markup);
+        if let Finish::StopString(stop) = &receipt.finish
+            && let Some(at) = text.rfind(stop.as_str())
+        {
+            text.truncate(at);
+        }
+        text
+    }
+
+    /// Returns whether a message is what a recorded answer says. Of calls only the names are looked for: a receipt does not have the
+    /// tools, without whose schemas arguments cannot be read.
+    pub fn is_said(&self, receipt: &Receipt, prompt: &[u32], message: &Message) -> bool {
+        let text = self.recorded_text(receipt);
+        if !message.tool_calls.is_empty() {
+            return message.tool_calls.iter().all(|call| text.contains(&call.name));
+        }
+        let tail = &prompt[prompt.len().saturating_sub(TAIL_TOKENS)..];
+        let tail = self.chat_tokenizer.tokenizer().decode(tail, false);
+        let (markup, call_ids) = (self.chat_tokenizer.output_markup(), self.chat_tokenizer.call_ids());
+        [true, false].into_iter().any(|is_streamed| {
+            let (mut stream, _) = ParserConfig::chat(markup, &[], call_ids, &tail, is_streamed).stream();
+            stream.push(&text, &[]);
+            stream.says(message, receipt.finish.is_cut())
+        })
     }
 
     /// Returns a text with the mark of each image where it holds [`MEDIA`], or at its start if it holds none.

@@ -22,10 +22,11 @@ use super::plan::{Planner, TurnPlan};
 use super::{AnswerStart, TurnError, TurnRequest};
 use crate::chat_tokenizer::ChatTokenizer;
 use crate::images::invalid;
+use crate::receipt::AnswerRecipe;
 use crate::request::{Finish, Outcome, PromptImage};
 use crate::session::store::{
     BranchReason, Forgotten, ModelFingerprint, SavedSession, SavedTurn, SessionName, SessionWriter,
-    StoredTurn, now_ms,
+    StoredTurn, TurnReceipt, now_ms, receipt_of,
 };
 use crate::session::transcript::{MessageFingerprint, SplicedPrompt, SplicedSegment, Transcript};
 use llmctl_base::Sampling;
@@ -65,6 +66,16 @@ pub struct PromptedTurn {
     /// Messages of those turns.
     kept_messages: usize,
     started_ms: u64,
+    /// Set once the turn is planned.
+    decided: Option<Decided>,
+}
+
+/// What decides a turn's answer beside the prompt and the sampling.
+#[derive(Debug, Clone)]
+struct Decided {
+    recipe: Arc<AnswerRecipe>,
+    /// First tokens of the answer, which the request gives.
+    begun: Vec<u32>,
 }
 
 /// A turn that has been planned and not answered yet.
@@ -216,6 +227,7 @@ impl SessionChat {
             kept_turns,
             kept_messages,
             started_ms,
+            decided: None,
         })
     }
 
@@ -248,6 +260,7 @@ impl SessionChat {
             kept_turns,
             kept_messages,
             started_ms: now_ms(),
+            decided: None,
         }
     }
 
@@ -326,12 +339,15 @@ impl SessionChat {
         let kept_tokens = self.common_tokens(turn.kept_turns, prompt);
         self.saved.blobs.keep(&turn.given);
         let added = turn.messages[turn.kept_messages..].iter().cloned();
-        let record = StoredTurn {
+        let decided = turn
+            .decided
+            .filter(|decided| outcome.usage.remote.is_none() && generated.starts_with(&decided.begun));
+        let mut record = StoredTurn {
             messages: added.chain([message.clone()]).collect(),
             kept_tokens,
             prompt_tail: turn.tokens[kept_tokens..].to_vec(),
             generated: generated.clone(),
-            spans: spans.into_iter().filter(|span| span.rows.start >= kept_tokens).collect(),
+            spans: spans.iter().filter(|span| span.rows.start >= kept_tokens).cloned().collect(),
             adapters: outcome.adapters,
             splice_after: (is_shown_whole && has_tokens).then(|| after.to_owned()),
             sampling: Sampling {
@@ -342,7 +358,15 @@ impl SessionChat {
             usage: outcome.usage,
             started_ms: turn.started_ms,
             finished_ms: now_ms(),
+            receipt: None,
         };
+        record.receipt = decided.map(|Decided { recipe, begun }| {
+            let own = TurnReceipt { recipe, given: begun.len(), hash: String::new() };
+            let before = self.saved.up_to(turn.kept_turns);
+            let prompt = Tokens { ids: &turn.tokens, images: &spans, adapters: &record.adapters };
+            let hash = receipt_of(&record, &own, prompt, before.last_receipt_hash()).hash();
+            TurnReceipt { hash, ..own }
+        });
         self.add(turn.kept_turns, record, note)?;
         let ids = is_shown_whole.then_some(generated.as_slice());
         self.transcript.record(&turn.messages, &message, after, ids);
@@ -509,7 +533,9 @@ impl PlannedTurn {
         }
         let end = PromptEnd { text: prompted.tail(), is_reasoning_off: prompted.is_reasoning_off };
         let plan = TurnPlan { images, ..planner.plan_answer(tokens, end, turn)? };
-        Ok(Self { plan, prompted, sampling: turn.sampling() })
+        let begun = plan.tokens[prompted.tokens.len()..].to_vec();
+        let decided = Some(Decided { recipe: planner.recipe(&plan, turn).into(), begun });
+        Ok(Self { plan, prompted: PromptedTurn { decided, ..prompted }, sampling: turn.sampling() })
     }
 }
 

@@ -31,7 +31,7 @@ use crate::sessions::{Opened, Placed, RequestSession, SessionTurn};
 use crate::telemetry::ledger::Ledger;
 use crate::telemetry::metrics::FinishedTurn;
 use llmctl_base::Error;
-use llmctl_engine::turn::{Answer, AnswerStream, Delta, PlannedTurn, TurnPlan};
+use llmctl_engine::turn::{Answer, AnswerStream, Delta, Finished, PlannedTurn, TurnPlan};
 use llmctl_engine::{
     EngineClient, EngineSessionName, Event, Finish, Outcome, Request, ReuseReason, Started, StopHandle, Token,
 };
@@ -520,19 +520,25 @@ impl InFlight {
         }
     }
 
-    /// Saves the turn and frees its session.
+    /// Saves the turn, frees its session, and notes the hash of the receipt.
     async fn save(&mut self, answer: &Answer) -> Result<(), ApiError> {
         let Some((mut opened, turn)) = self.turn.take() else { return Ok(()) };
         let (answer, note) = (answer.clone(), self.request.note.clone());
         let app = self.app.clone();
         let save = move || {
             let note = note.map(|note| note.note(&answer));
-            let saved = opened.finish_noted(turn, &answer, note).map(drop);
+            let saved = opened.finish_noted(turn, &answer, note);
+            let hash = opened.saved().last_receipt_hash().map(str::to_owned);
             leave(&app, opened);
-            saved
+            saved.map(|finished| hash.filter(|_| finished == Finished::Kept))
         };
         let saved = spawn_blocking(save).await;
-        saved.map_err(|_| ApiError::internal("saving the turn failed"))?.map_err(ApiError::from)
+        let hash =
+            saved.map_err(|_| ApiError::internal("saving the turn failed"))?.map_err(ApiError::from)?;
+        if let Some(placed) = self.placed.as_mut().filter(|placed| !placed.is_transient) {
+            placed.receipt = hash;
+        }
+        Ok(())
     }
 }
 

@@ -9,9 +9,12 @@ use std::convert::Infallible;
 use axum::Json;
 use axum::extract::{FromRequestParts, Query, State};
 use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue};
+use axum::response::AppendHeaders;
 use serde_json::{Value, json};
 
 use super::blocking::blocking;
+use super::reply;
 use super::session_host::{AskedSession, SessionHost};
 use crate::App;
 use crate::error::ApiError;
@@ -187,6 +190,27 @@ pub async fn get(
             None => look_at(host, &key, with_messages),
         });
     session.await
+}
+
+/// The receipts of all turns, and in a header the hash of the last one.
+pub async fn receipt(
+    asked: AskedSession,
+) -> Result<(AppendHeaders<Option<(HeaderName, HeaderValue)>>, Json<Value>), ApiError> {
+    let receipts = asked.answer(|host, _, key| {
+        let (saved, _) = host.sessions().read(&key)?;
+        let turn = |number: usize| {
+            let saved = saved.up_to(number);
+            let (receipt, hash) = (saved.last_receipt(), saved.last_receipt_hash());
+            let is_intact = receipt.as_ref().map(|receipt| Some(&*receipt.hash()) == hash);
+            json!({"turn": number, "hash": hash, "intact": is_intact, "receipt": receipt})
+        };
+        let turns: Vec<Value> = (1..=saved.turns.len()).map(turn).collect();
+        let (id, hash) = (key.name.as_str(), saved.last_receipt_hash());
+        Ok(json!({"object": "session.receipt", "session_id": id, "hash": hash, "turns": turns}))
+    });
+    let receipts = receipts.await?;
+    let header = receipts["hash"].as_str().and_then(reply::receipt_header);
+    Ok((AppendHeaders(header), receipts))
 }
 
 /// The transient session that is meant: where there is no stored one, or it is asked for.

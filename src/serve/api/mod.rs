@@ -169,6 +169,7 @@ where
         .route("/v1/sessions/{id}", get(listing::get).delete(sessions::delete))
         .route("/v1/sessions/{id}/reset", post(sessions::reset))
         .route("/v1/sessions/{id}/explain", get(listing::explain))
+        .route("/v1/sessions/{id}/receipt", get(listing::receipt))
         .route("/v1/sessions/{id}/fork", post(sessions::fork))
         .route("/v1/sessions/{id}/rename", post(sessions::rename))
         .route("/v1/sessions/{id}/restore", post(sessions::restore))

@@ -3,15 +3,16 @@
 use std::convert::Infallible;
 use std::time::{Duration, SystemTime};
 
-use axum::http::HeaderValue;
+use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, IntoResponseParts, Response, ResponseParts};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
+use super::collect::Collected;
 use super::generate::{GenerateRequest, Running, Totals};
 use super::request::Streaming;
 use crate::App;
-use crate::gate::request_id::{X_SEED, X_TOOL_FORMAT};
+use crate::gate::request_id::{X_RECEIPT, X_SEED, X_TOOL_FORMAT};
 use crate::sessions::Placed;
 use crate::wire::answer;
 use crate::wire::answer::CompletionLogprobs;
@@ -136,15 +137,28 @@ impl AnswerHeaders {
         self.ignored.extend(running.prompts.iter().flat_map(|sent| sent.relaxed.iter().cloned()));
     }
 
+    /// Learns what became known with the whole answer.
+    pub fn learn_end(&mut self, collected: &Collected) {
+        let placed = collected.choices.first().and_then(|choice| choice.placed.clone());
+        self.placed = placed.or(self.placed.take());
+    }
+
     /// Adds the headers to a response.
     pub fn on(self, response: Response) -> Response {
         let Self { placed, ignored, is_generic, seed } = self;
+        let receipt = placed.as_ref().and_then(|placed| placed.receipt.as_deref()).and_then(receipt_header);
         let mut response = (PlacedHeader(placed), Ignored(ignored), response).into_response();
         let headers = response.headers_mut();
         headers.extend(is_generic.then(|| (X_TOOL_FORMAT, HeaderValue::from_static("generic"))));
         headers.extend(seed.map(|seed| (X_SEED, seed.into())));
+        headers.extend(receipt);
         response
     }
+}
+
+/// Returns the header with the hash of a receipt.
+pub fn receipt_header(hash: &str) -> Option<(HeaderName, HeaderValue)> {
+    Some((X_RECEIPT, HeaderValue::from_str(hash).ok()?))
 }
 
 /// The usage so far, which each chunk of a stream tells where it is asked for.
@@ -191,13 +205,14 @@ impl RunningUsage {
 
 /// Returns the place of a turn: a member of its answer.
 pub fn placed(placed: &Placed) -> (String, Value) {
-    let Placed { id, kept_turns, branch, is_transient } = placed;
+    let Placed { id, kept_turns, branch, is_transient, receipt } = placed;
     let value = json!({
         "session_id": branch.as_ref().map_or(id.as_str(), |branch| branch.of.as_str()),
         "transient": is_transient,
         "branch": branch.as_ref().map(|_| id),
         "branch_is_new": branch.as_ref().is_some_and(|branch| branch.is_new),
         "kept_turns": kept_turns,
+        "receipt": receipt,
     });
     ("llmctl".to_owned(), value)
 }

@@ -101,7 +101,11 @@ pub async fn answer(
     headers.learn(&running);
     let response = match is_streamed {
         true => response(running, format),
-        false => Json(format.whole(&collect::all(running).await?)?).into_response(),
+        false => {
+            let collected = collect::all(running).await?;
+            headers.learn_end(&collected);
+            Json(format.whole(&collected)?).into_response()
+        }
     };
     Ok(headers.on(response))
 }

@@ -18,7 +18,7 @@ use super::lifecycle::{Lifecycle, Stage};
 use super::{access, guard};
 use crate::App;
 use crate::error::ApiError;
-use crate::gate::request_id::{X_REQUEST_ID, X_SEED, X_TOOL_FORMAT};
+use crate::gate::request_id::{X_RECEIPT, X_REQUEST_ID, X_SEED, X_TOOL_FORMAT};
 use crate::net::connection::ConnectionInfo;
 use crate::telemetry::metrics::MetricsFormat;
 use crate::wire::ollama::GREETING;
@@ -68,6 +68,7 @@ fn cors(origins: &[String]) -> CorsLayer {
             header::RETRY_AFTER,
             HeaderName::from_static("x-session-id"),
             X_SEED,
+            X_RECEIPT,
             X_TOOL_FORMAT,
         ])
         .max_age(PREFLIGHT_AGE)

@@ -15,6 +15,9 @@ pub const X_TOOL_FORMAT: HeaderName = HeaderName::from_static("x-llmctl-tool-for
 /// The seed of a sampled answer: a request with it gets the same one.
 pub const X_SEED: HeaderName = HeaderName::from_static("x-llmctl-seed");
 
+/// The hash of the receipt of a stored turn.
+pub const X_RECEIPT: HeaderName = HeaderName::from_static("x-llmctl-receipt");
+
 /// Longer ids of clients are replaced by a new one.
 const MAX_REQUEST_ID: usize = 128;
 

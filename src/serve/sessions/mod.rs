@@ -554,6 +554,8 @@ pub struct Placed {
     pub kept_turns: usize,
     pub branch: Option<Branched>,
     pub is_transient: bool,
+    /// Hash of the turn's receipt, once it is stored.
+    pub receipt: Option<String>,
 }
 
 impl Opened {
@@ -594,7 +596,7 @@ impl Opened {
             Home::Stored { key, branch, .. } => (key.name.to_string(), branch.clone(), false),
             Home::Transient(held) => (held.key.id.clone(), None, true),
         };
-        Placed { id, kept_turns, branch, is_transient }
+        Placed { id, kept_turns, branch, is_transient, receipt: None }
     }
 
     /// Returns true if nothing of it will be left: it began with this opening and got no turn, or it was

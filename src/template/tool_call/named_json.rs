@@ -18,8 +18,11 @@ pub struct NamedJsonMarks {
     /// Ends the section; empty where calls come without one.
     pub section_end: &'static str,
     /// The name in what stands before the separator, whether the separator found there is the right one, and the model's own id.
-    pub name: fn(&str) -> Option<(&str, Option<&str>)>,
+    pub name: fn(&str) -> Option<NameAndId<'_>>,
 }
+
+/// A tool's name, and the model's own id of the call.
+pub type NameAndId<'a> = (&'a str, Option<&'a str>);
 
 #[derive(Debug)]
 enum NamedJsonState {

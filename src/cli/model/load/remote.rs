@@ -63,6 +63,7 @@ pub fn joined(mut texts: PreparedTexts, engine: EngineClient) -> Loaded {
 pub fn set_limits(texts: &mut PreparedTexts, engine: &EngineClient) {
     let (context_tokens, vocab_size) = (engine.spec().context_length(), engine.spec().vocab_size());
     texts.chat_tokenizer.set_context_tokens(context_tokens);
+    texts.chat_tokenizer.set_build(&engine.spec().config.build);
     texts.chat_tokenizer.set_vision(&engine.spec().model.architecture, engine.spec().vision.as_ref());
     texts.info.context_tokens = context_tokens;
     texts.info.vocab_size = vocab_size;

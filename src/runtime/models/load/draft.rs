@@ -5,7 +5,7 @@
 //! table) may differ in number.
 
 use super::files::ModelFiles;
-use super::{DecoderWith, LoadOptions, decoder, demand, fingerprint, tensor_bytes};
+use super::{DecoderWith, LoadOptions, decoder, demand, tensor_bytes};
 use crate::backend::cpu::CpuThreads;
 use crate::memory::Demand;
 use crate::model::arch;
@@ -173,10 +173,9 @@ impl DraftFiles {
         let Self { name, files, description, .. } = self;
         let context = description.config.context_length.min(context);
         let weight_bytes = demand(&files, &description, options, context)?.weights;
-        let identity = &fingerprint::identity(&files)?;
         // Adapters are made for the model that it drafts for.
         let options = &LoadOptions { adapters: Vec::new(), ..options.clone() };
-        let with = DecoderWith { options, workers, identity, block: None, assistant: None };
+        let with = DecoderWith { options, workers, block: None, assistant: None };
         let (model, _) = decoder(&files, description, with, context, &mut |_, _| (), notices)?;
         Ok(LoadedDraft { name: Some(name), model: Some(model), weight_bytes })
     }

@@ -32,6 +32,9 @@ const SCHEME: u32 = 2;
 const SAMPLES: usize = 64;
 const SAMPLE_BYTES: usize = 64 << 10;
 
+/// Name of a weight file's modification time among its facts.
+const MODIFIED: &str = "modified_ns";
+
 /// Files of a folder that describe its weights and its text side.
 const FOLDER_FILES: [&str; 6] = [
     "config.json",
@@ -48,6 +51,58 @@ pub struct Fingerprint {
     pub hex: String,
     /// The hashed facts, for people; equal whenever the fingerprint is.
     pub facts: Value,
+}
+
+impl Fingerprint {
+    /// Names what decides the bits of results beside the files: the program's version, the backend and the load options.
+    pub fn build(&self) -> String {
+        let fact = |name: &str| self.facts[name].as_str().map(|value| format!(", {name} {value}"));
+        let version = self.facts["llmctl"].as_str().unwrap_or_default();
+        let others = ["backend", "dtype", "quantize", "kv_type"].into_iter().filter_map(fact);
+        let ropes = self.facts["rope"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let scaled = ropes.filter(|rope| *rope != "as in the files").map(|rope| format!(", rope {rope}"));
+        format!("llmctl {version}{}", others.chain(scaled).collect::<String>())
+    }
+
+    /// Returns the fingerprint with these facts.
+    pub fn of(facts: Value) -> Self {
+        Self { hex: sha256(&[facts.to_string().as_bytes()]), facts }
+    }
+
+    /// Returns why no model that this build loads has this fingerprint; `None` if one may.
+    pub fn is_of_other_build(&self) -> Option<String> {
+        let differs = |(name, ours): (&str, Value)| {
+            let theirs = &self.facts[name];
+            (*theirs != ours).then(|| format!("{name} is {theirs} there and {ours} here"))
+        };
+        build_facts().into_iter().find_map(differs)
+    }
+
+    /// Returns whether the files of a model are those whose facts these are, times included.
+    pub fn is_of(&self, files: &ModelFiles) -> bool {
+        source(files)
+            .is_ok_and(|source| ["sha256", "weights"].iter().all(|name| source[name] == self.facts[name]))
+    }
+
+    /// Returns whether it has modification times, so that it says nothing about the model's files on another machine.
+    pub fn has_times(&self) -> bool {
+        without_times(&self.facts) != self.facts
+    }
+
+    /// Returns whether both differ in the modification times of the weight files at most.
+    pub fn is_same_but_times(&self, other: &Self) -> bool {
+        without_times(&self.facts) == without_times(&other.facts)
+    }
+}
+
+/// The facts that depend on the build alone.
+fn build_facts() -> [(&'static str, Value); 4] {
+    [
+        ("scheme", json!(SCHEME)),
+        ("llmctl", json!(env!("CARGO_PKG_VERSION"))),
+        ("page_tokens", json!(PAGE_TOKENS)),
+        ("page_format", json!(FORMAT_VERSION)),
+    ]
 }
 
 /// Fingerprints the model that `options` make of `files`, with a context of `context_length` tokens.
@@ -116,20 +171,52 @@ fn fingerprint_as(
         "sha256": files.folder().map(folder).transpose()?,
         "weights": weights(files)?,
     });
-    Ok(Fingerprint { hex: sha256(&[facts.to_string().as_bytes()]), facts })
+    Ok(Fingerprint::of(facts))
 }
 
 /// Identifies the model as published, independent of load options and of modification times: equal identities have
-/// equal token ids. Reads as many bytes as [`fingerprint`].
+/// equal token ids, because the header or the folder's files, which are hashed whole, have the vocabulary. Reads as many bytes
+/// as [`fingerprint`].
 ///
 /// # Errors
 /// [`LoadError`] naming the file that cannot be read.
 pub fn identity(files: &ModelFiles) -> LoadResult<String> {
-    let facts = json!({
+    let facts = without_times(&source(files)?);
+    Ok(sha256(&[facts.to_string().as_bytes()]))
+}
+
+/// Identifies the files as they are on this machine: as [`identity`], with their modification times.
+///
+/// # Errors
+/// [`LoadError`] naming the file that cannot be read.
+pub(super) fn stamped_identity(files: &ModelFiles) -> LoadResult<String> {
+    Ok(sha256(&[source(files)?.to_string().as_bytes()]))
+}
+
+/// The facts that files contribute to a fingerprint.
+fn source(files: &ModelFiles) -> LoadResult<Value> {
+    Ok(json!({
         "sha256": files.folder().map(folder).transpose()?,
         "weights": weights(files)?,
-    });
-    Ok(sha256(&[facts.to_string().as_bytes()]))
+    }))
+}
+
+/// Returns facts without the modification times in them.
+fn without_times(facts: &Value) -> Value {
+    let mut facts = facts.clone();
+    let weights = facts.get_mut("weights").and_then(Value::as_array_mut);
+    weights
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_object_mut)
+        .for_each(|file| drop(file.remove(MODIFIED)));
+    facts
+}
+
+/// Returns the SHA-256 of each weight file, whole, as hexadecimal digits: what two machines compare, because modification times
+/// say nothing there. Reads the files whole.
+pub fn content_hashes(files: &ModelFiles) -> Vec<String> {
+    files.contents().into_iter().map(|(_, bytes, _)| sha256(&[bytes])).collect()
 }
 
 /// Identifies the texts of a model whose weights are elsewhere, in `path`: equal identities have equal token ids.
@@ -146,7 +233,7 @@ pub fn with_template(identity: &str, template: Option<&str>) -> String {
     sha256(&[identity.as_bytes(), template.unwrap_or_default().as_bytes()])
 }
 
-/// Names the packed form of a model's weights: the same for equal bytes only. `identity` is that of [`identity`], so another
+/// Names the packed form of a model's weights: the same for equal bytes only. `identity` is that of [`stamped_identity`], so another
 /// size, time or content of a weight file gives another name; `layout` is that of the kernels (`PANEL_LAYOUT`).
 pub fn panel_key(architecture: &str, identity: &str, layout: &str) -> String {
     let facts = json!({
@@ -209,7 +296,7 @@ fn weights(files: &ModelFiles) -> LoadResult<Vec<Value>> {
     let facts = |(path, bytes, header_len)| {
         let mut facts = content(bytes, header_len);
         if !files.is_built_in() {
-            facts["modified_ns"] = json!(modified_ns(path)?);
+            facts[MODIFIED] = json!(modified_ns(path)?);
         }
         Ok(facts)
     };
@@ -248,7 +335,8 @@ fn samples(bytes: &[u8]) -> Vec<&[u8]> {
     (0..SAMPLES).map(|n| &bytes[start(n)..][..SAMPLE_BYTES]).collect()
 }
 
-fn sha256(parts: &[&[u8]]) -> String {
+/// Returns the SHA-256 of parts, one after the other, as 64 hexadecimal digits.
+pub fn sha256(parts: &[&[u8]]) -> String {
     let mut hash = Sha256::new();
     parts.iter().for_each(|part| hash.update(part));
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()

@@ -6,6 +6,7 @@
 //! allocation exceeds what the file's size can justify.
 
 pub mod adapter;
+mod adoption;
 mod blocks;
 #[cfg(feature = "candle-families")]
 mod candle_models;
@@ -38,6 +39,7 @@ use std::sync::Arc;
 
 pub use adapter::AdapterFile;
 use adapter::read_adapters;
+pub use adoption::adopt_pages;
 
 pub use super::backend::KvType;
 pub use super::backend::candle::{DeviceKind, open_device};
@@ -48,7 +50,7 @@ use draft::DraftFiles;
 pub use draft::LoadedDraft;
 pub use embedder::{LoadedEmbedder, load_embedder};
 pub use files::ModelFiles;
-pub use fingerprint::{Fingerprint, fingerprint, with_template};
+pub use fingerprint::{Fingerprint, content_hashes, fingerprint, with_template};
 pub use hf::ChatTemplates;
 pub use inspect::{DecoderFacts, ModelFacts, model_facts};
 pub use llmctl_kernel::gemm::kernels_name;
@@ -284,10 +286,9 @@ pub fn load_with_draft(
     let context_length = planned.context(&mut notices)?;
     let shares = draft.is_some() || block.is_some() || vision.is_some();
     let workers = shares.then(|| options.device.workers()).flatten().transpose().map_err(backend)?;
-    let with = |identity| DecoderWith {
+    let with = DecoderWith {
         options,
         workers: workers.as_ref(),
-        identity,
         block: block.as_ref(),
         assistant: draft.as_ref().filter(|draft| draft.is_assistant()),
     };
@@ -295,7 +296,6 @@ pub fn load_with_draft(
         Recognised::Native(mut description) => {
             let fingerprint = fingerprint(&files, &description.config, context_length, options)?;
             vision.iter().for_each(|vision| description.config.two_way = vision.rows.two_way);
-            let with = with(&texts.identity);
             (fingerprint, decoder(&files, description, with, context_length, progress, &mut notices)?)
         }
         #[cfg(feature = "candle-families")]
@@ -611,8 +611,6 @@ struct DecoderWith<'a> {
     options: &'a LoadOptions,
     /// Threads that it shares with another model.
     workers: Option<&'a CpuThreads>,
-    /// See [`fingerprint::identity`].
-    identity: &'a str,
     /// Loaded with the model.
     block: Option<&'a OwnBlock>,
     assistant: Option<&'a DraftFiles>,
@@ -629,8 +627,8 @@ fn decoder(
     progress: &mut dyn FnMut(usize, usize),
     notices: &mut Vec<Notice>,
 ) -> LoadResult<Models> {
-    let DecoderWith { options, workers, identity, block, assistant } = with;
-    let panels = panels(files, description.config.architecture, identity, options).map(Arc::new);
+    let DecoderWith { options, workers, block, assistant } = with;
+    let panels = panels(files, description.config.architecture, options).map(Arc::new);
     let kept = RefCell::new(BTreeMap::<(&'static str, &'static str), usize>::new());
     let convert = |name: &str, matrix: Matrix, tensor: HostTensor| {
         let wanted = target(options, matrix, tensor.dtype);
@@ -703,17 +701,13 @@ fn build<B: Backend>(
 
 /// Opens the packed weights of a model. None are kept of weights that are converted on load, because converting them takes
 /// most of the time, of the model in the executable, and for other devices.
-fn panels(
-    files: &ModelFiles,
-    architecture: &str,
-    identity: &str,
-    options: &LoadOptions,
-) -> Option<PanelStore> {
+fn panels(files: &ModelFiles, architecture: &str, options: &LoadOptions) -> Option<PanelStore> {
     let is_as_stored = options.dtype.is_none() && options.quantize.is_none() && files.packed().is_none();
     let is_kept =
         is_as_stored && !files.is_built_in() && matches!(options.device, Device::Cpu(_)) && cfg!(unix);
     let place = options.packed.clone().filter(|_| is_kept)?;
-    Some(PanelStore::open(place, fingerprint::panel_key(architecture, identity, PANEL_LAYOUT)))
+    let identity = fingerprint::stamped_identity(files).ok()?;
+    Some(PanelStore::open(place, fingerprint::panel_key(architecture, &identity, PANEL_LAYOUT)))
 }
 
 fn backend(error: Error) -> LoadError {

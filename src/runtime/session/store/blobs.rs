@@ -46,6 +46,11 @@ impl Blobs {
         self.kept.extend(files.iter().map(|file| (file.hash, Arc::clone(&file.bytes))));
     }
 
+    /// The files in a folder, each named by its hash.
+    pub(super) fn in_folder(folder: PathBuf) -> Self {
+        Self { folder: Some(folder), ..Self::default() }
+    }
+
     /// Takes what another holds in memory, and its folder if there is none here.
     pub fn take(&mut self, other: &Self) {
         self.folder = self.folder.take().or_else(|| other.folder.clone());
@@ -218,7 +223,7 @@ impl SessionStore {
 
     /// The blobs in this store.
     pub(super) fn blobs(&self) -> Blobs {
-        Blobs { folder: Some(self.root.join(FOLDER)), ..Blobs::default() }
+        Blobs::in_folder(self.root.join(FOLDER))
     }
 
     /// Saves the images whose bytes `from` has, and then, by `name`, what names them.
@@ -316,6 +321,7 @@ mod tests {
             usage: Usage::default(),
             started_ms: 1,
             finished_ms: 2,
+            receipt: None,
         }
     }
 

@@ -58,7 +58,7 @@ impl SessionStore {
         Err(name_taken(&SessionName::branch(base, 1)))
     }
 
-    fn last_branch_number(&self, base: &str) -> Result<usize> {
+    pub(super) fn last_branch_number(&self, base: &str) -> Result<usize> {
         let names = fs::read_dir(&self.root).map_err(|error| io_error(&self.root, &error))?.flatten();
         let names = names.filter_map(|entry| entry.file_name().to_str().and_then(SessionName::from_folder));
         let number = |name: SessionName| name.branch_parts().filter(|(of, _)| *of == base).map(|(_, n)| n);

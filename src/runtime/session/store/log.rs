@@ -61,6 +61,17 @@ impl LogFile for File {
     }
 }
 
+/// Returns one line per body behind a line with the checksum `chain`, and the checksum of the last one.
+pub fn lines(mut chain: Option<u32>, bodies: &[String]) -> (String, Option<u32>) {
+    let mut lines = String::new();
+    for body in bodies {
+        let crc = line_crc(chain, body);
+        lines.push_str(&format!("{BEFORE_CRC}{crc:08x}{AFTER_CRC}{body}{AFTER_BODY}\n"));
+        chain = Some(crc);
+    }
+    (lines, chain)
+}
+
 /// Writer at the end of a log.
 #[derive(Debug)]
 pub struct Log<F> {
@@ -113,13 +124,7 @@ impl<F: LogFile> Log<F> {
             self.take_back()?;
         }
         self.check_len()?;
-        let mut chain = self.chain;
-        let mut bytes = String::new();
-        for body in bodies {
-            let crc = line_crc(chain, body);
-            bytes.push_str(&format!("{BEFORE_CRC}{crc:08x}{AFTER_CRC}{body}{AFTER_BODY}\n"));
-            chain = Some(crc);
-        }
+        let (bytes, chain) = lines(self.chain, bodies);
         let written = self.file.append(bytes.as_bytes()).and_then(|()| self.file.sync());
         if let Err(error) = written {
             // Also after a failed sync: what is on disk then is unknown, and a later sync would not report

@@ -7,8 +7,9 @@
 //! `name` maps names to folders; `folder` owns files and modes, `lock` the order of steps on them, `log`
 //! lines and checksums, `record` the format, `saved` the meaning of the records; `writer` is the one open
 //! session, `branch` its branches; `blobs` keeps images; `listing` lists sessions; `removal` removes them, with
-//! the pages of KV that `token_history` finds. Knows no engine and no tokenizer.
+//! the pages of KV that `token_history` finds; `archive` is a session in one file, for another machine. Knows no engine and no tokenizer.
 
+mod archive;
 mod blobs;
 mod branch;
 mod folder;
@@ -17,6 +18,7 @@ mod lock;
 mod log;
 mod name;
 mod owners;
+mod receipts;
 mod record;
 mod removal;
 mod saved;
@@ -44,10 +46,12 @@ use llmctl_models::adapters::AdapterUse;
 use llmctl_models::images::ImageSpan;
 use llmctl_template::message::Message;
 
+pub use self::archive::{Archive, ArchiveManifest, ArchivedModel, Import, Imported, Package};
 pub use self::blobs::{Blobs, hashes};
 pub use self::listing::{Listed, SessionSummary};
 pub use self::name::{MAX_NAME_BYTES, SessionName, percent_decoded};
 use self::owners::Owners;
+pub use self::receipts::{TurnReceipt, receipt_of};
 pub use self::record::BranchReason;
 pub use self::removal::{Forgotten, Purged};
 pub use self::saved::{Branch, ForkOf, SavedSession, SavedTurn};
@@ -102,6 +106,8 @@ pub struct StoredTurn {
     pub usage: Usage,
     pub started_ms: u64,
     pub finished_ms: u64,
+    /// `None` if the answer was not computed from this prompt here, or by an older llmctl.
+    pub receipt: Option<TurnReceipt>,
 }
 
 impl StoredTurn {

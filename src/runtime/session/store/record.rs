@@ -1,4 +1,4 @@
-//! The format of a saved session's lines, up to `llmctl.session.v5`: types of their own, converted both ways.
+//! The format of a saved session's lines, up to `llmctl.session.v6`: types of their own, converted both ways.
 //!
 //! The types here are the format: a field is never renamed, and a new field means a new schema. Records that
 //! an older llmctl would not understand are refused, not skipped. Each schema extends the one before it; a
@@ -6,17 +6,19 @@
 //! and no other record.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::blobs::{hashes, hashes_in_note};
-use super::{ModelFingerprint, StoredTurn};
+use super::{ModelFingerprint, StoredTurn, TurnReceipt};
+use crate::receipt::{AnswerRecipe, SamplingRecord};
 use crate::request::{Finish, Usage};
-use llmctl_base::{SamplerStep, Sampling, SamplingNumbers};
 use llmctl_image::ImageHash;
 use llmctl_models::adapters::AdapterUse;
 use llmctl_models::images::{ImageKey, ImageSpan};
+use llmctl_models::load::fingerprint::sha256;
 use llmctl_template::message::{Content, ImageRef, Message, Role, ToolCall};
 
 /// Schema of new files.
@@ -25,8 +27,10 @@ const SCHEMA: &str = "llmctl.session.v2";
 const NOTES_SCHEMA: &str = "llmctl.session.v3";
 /// Schema of files with images.
 const IMAGES_SCHEMA: &str = "llmctl.session.v4";
-/// Schema of files with adapters, the newest one.
-pub const NEWEST_SCHEMA: &str = "llmctl.session.v5";
+/// Schema of files with adapters.
+const ADAPTERS_SCHEMA: &str = "llmctl.session.v5";
+/// Schema of files with receipts, the newest one.
+pub const NEWEST_SCHEMA: &str = "llmctl.session.v6";
 const FIRST_SCHEMA: &str = "llmctl.session.v1";
 const SCHEMA_FAMILY: &str = "llmctl.session.v";
 
@@ -42,6 +46,8 @@ pub enum Version {
     V4,
     /// Adds adapters of turns.
     V5,
+    /// Adds receipts of turns.
+    V6,
 }
 
 impl Version {
@@ -51,7 +57,8 @@ impl Version {
             SCHEMA => Some(Self::V2),
             NOTES_SCHEMA => Some(Self::V3),
             IMAGES_SCHEMA => Some(Self::V4),
-            NEWEST_SCHEMA => Some(Self::V5),
+            ADAPTERS_SCHEMA => Some(Self::V5),
+            NEWEST_SCHEMA => Some(Self::V6),
             _ => None,
         }
     }
@@ -63,7 +70,8 @@ impl Version {
             Self::V2 => SCHEMA,
             Self::V3 => NOTES_SCHEMA,
             Self::V4 => IMAGES_SCHEMA,
-            Self::V5 => NEWEST_SCHEMA,
+            Self::V5 => ADAPTERS_SCHEMA,
+            Self::V6 => NEWEST_SCHEMA,
         }
     }
 }
@@ -181,6 +189,24 @@ pub struct StoredTurnRecord {
     usage: UsageRecord,
     started_ms: u64,
     finished_ms: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    receipt: Option<ReceiptRecord>,
+}
+
+/// What decides the turn's answer beside the turn itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ReceiptRecord {
+    /// Absent if it is that of the turn before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    recipe: Option<Box<AnswerRecipe>>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    given: usize,
+    hash: String,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// A run of image rows.
@@ -232,20 +258,6 @@ struct ToolCallRecord {
     id: Option<String>,
     name: String,
     arguments: Value,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct SamplingRecord {
-    top_k: Option<usize>,
-    #[serde(flatten)]
-    numbers: SamplingNumbers,
-    /// Pairs, because serde cannot read a map with numeric keys inside a tagged enum.
-    logit_bias: Vec<(u32, f32)>,
-    seed: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    samplers: Option<Vec<SamplerStep>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    dry_sequence_breakers: Option<Vec<String>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -305,6 +317,7 @@ impl LogRecord {
             Self::Header { schema, .. } => return Version::of(schema).unwrap_or(Version::V2),
             Self::Model { model } => model.reference.is_some(),
             Self::ForkOf { branch, .. } => branch.is_some(),
+            Self::Turn { turn, .. } if turn.receipt.is_some() => return Version::V6,
             Self::Turn { turn, .. } if !turn.adapters.is_empty() => return Version::V5,
             Self::Turn { turn, .. } if turn.has_images() => return Version::V4,
             Self::Note { .. } => return Version::V3,
@@ -328,7 +341,7 @@ impl LogRecord {
             Version::V1 if id.is_some() || owner.is_some() || model.reference.is_some() => {
                 Err(format!("a header of {FIRST_SCHEMA} with fields of a later schema"))
             }
-            Version::V2 | Version::V3 | Version::V4 | Version::V5 if id.is_none() => {
+            Version::V2 | Version::V3 | Version::V4 | Version::V5 | Version::V6 if id.is_none() => {
                 Err("a header without an id".to_owned())
             }
             _ => Ok(()),
@@ -337,6 +350,30 @@ impl LogRecord {
 }
 
 impl StoredTurnRecord {
+    /// Returns a turn behind `before`, whose recipe is not repeated.
+    pub fn following(turn: &StoredTurn, before: Option<&StoredTurn>) -> Self {
+        let mut record = Self::from(turn);
+        let known = before.and_then(|before| before.receipt.as_ref());
+        if let Some((receipt, known)) = record.receipt.as_mut().zip(known) {
+            receipt.recipe = receipt.recipe.take().filter(|recipe| **recipe != *known.recipe);
+        }
+        record
+    }
+
+    /// Returns the turn behind `before`.
+    ///
+    /// # Errors
+    /// A field that contradicts others.
+    pub fn into_turn(self, before: Option<&StoredTurn>) -> Result<StoredTurn, String> {
+        let known = before.and_then(|before| before.receipt.as_ref()).map(|receipt| &receipt.recipe);
+        let receipt = self.receipt.clone().map(|ReceiptRecord { recipe, given, hash }| {
+            let recipe = recipe.map(|recipe| Arc::new(*recipe)).or_else(|| known.cloned());
+            let recipe = recipe.ok_or("a receipt without its recipe")?;
+            Ok::<_, &str>(TurnReceipt { recipe, given, hash })
+        });
+        Ok(StoredTurn { receipt: receipt.transpose()?, ..StoredTurn::try_from(self)? })
+    }
+
     fn images(&self) -> impl Iterator<Item = ImageRef> {
         let parts = self.messages.iter().filter_map(|message| message.content.as_array());
         parts.flatten().filter_map(ImageRef::of)
@@ -412,6 +449,11 @@ impl From<&StoredTurn> for StoredTurnRecord {
             },
             started_ms: turn.started_ms,
             finished_ms: turn.finished_ms,
+            receipt: turn.receipt.as_ref().map(|TurnReceipt { recipe, given, hash }| ReceiptRecord {
+                recipe: Some(Box::new(AnswerRecipe::clone(recipe))),
+                given: *given,
+                hash: hash.clone(),
+            }),
         }
     }
 }
@@ -439,8 +481,15 @@ impl TryFrom<StoredTurnRecord> for StoredTurn {
             },
             started_ms: record.started_ms,
             finished_ms: record.finished_ms,
+            receipt: None,
         })
     }
+}
+
+/// Returns the SHA-256 of messages as a file has them, in hexadecimal digits.
+pub fn messages_sha256(messages: &[Message]) -> String {
+    let records: Vec<MessageRecord> = messages.iter().map(MessageRecord::from).collect();
+    sha256(&[serde_json::to_string(&records).expect("messages are always JSON").as_bytes()])
 }
 
 impl From<&Message> for MessageRecord {
@@ -488,30 +537,6 @@ impl TryFrom<MessageRecord> for Message {
     }
 }
 
-impl From<&Sampling> for SamplingRecord {
-    fn from(sampling: &Sampling) -> Self {
-        Self {
-            top_k: sampling.top_k,
-            numbers: SamplingNumbers::of(sampling),
-            logit_bias: sampling.logit_bias.iter().map(|(&id, &bias)| (id, bias)).collect(),
-            seed: sampling.seed,
-            samplers: sampling.samplers.clone(),
-            dry_sequence_breakers: sampling.dry_sequence_breakers.clone(),
-        }
-    }
-}
-
-impl From<SamplingRecord> for Sampling {
-    fn from(record: SamplingRecord) -> Self {
-        let SamplingRecord { top_k, numbers, logit_bias, seed, samplers, dry_sequence_breakers } = record;
-        let logit_bias = logit_bias.into_iter().collect();
-        let mut sampling =
-            Self { top_k, logit_bias, seed, samplers, dry_sequence_breakers, ..Self::default() };
-        numbers.apply(&mut sampling);
-        sampling
-    }
-}
-
 impl From<&Finish> for FinishRecord {
     fn from(finish: &Finish) -> Self {
         match finish {
@@ -547,6 +572,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use llmctl_base::{SamplerStep, Sampling};
 
     fn rich_turn() -> StoredTurn {
         let mut answer = Message::assistant("see \u{2028} \"this\"\n\0");
@@ -616,6 +642,7 @@ mod tests {
             },
             started_ms: 1,
             finished_ms: u64::MAX,
+            receipt: None,
         }
     }
 
@@ -666,6 +693,36 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_recipe_is_written_once_for_turns_that_share_it() {
+        let with = |stop: &str, given| {
+            let recipe = AnswerRecipe { stop: vec![stop.to_owned()], ..AnswerRecipe::default() };
+            StoredTurn {
+                receipt: Some(TurnReceipt { recipe: recipe.into(), given, hash: "h".to_owned() }),
+                ..rich_turn()
+            }
+        };
+        let (first, second, other) = (with("a", 0), with("a", 2), with("b", 0));
+        for (turn, before, is_whole) in [
+            (&first, None, true),
+            (&first, Some(&rich_turn()), true),
+            (&second, Some(&first), false),
+            (&other, Some(&second), true),
+        ] {
+            let record = StoredTurnRecord::following(turn, before);
+            let has_recipe = record.receipt.as_ref().is_some_and(|receipt| receipt.recipe.is_some());
+            assert_eq!(has_recipe, is_whole);
+            let line = LogRecord::Turn { number: 1, turn: Box::new(record) };
+            assert_eq!(line.version(), Version::V6);
+            let Ok(LogRecord::Turn { turn: read, .. }) = LogRecord::from_body(&line.to_body()) else {
+                panic!("{}", line.to_body())
+            };
+            assert_eq!(read.into_turn(before).as_ref(), Ok(turn));
+        }
+        let alone = StoredTurnRecord::following(&second, Some(&first));
+        assert_eq!(alone.into_turn(Some(&rich_turn())), Err("a receipt without its recipe".to_owned()));
+    }
+
     /// A turn as it was written before `typical_p` and `top_n_sigma`.
     const OLD_TURN: &str = r#"{"type":"turn","number":1,"turn":{"messages":[{"role":"user","content":"q"}],"kept_tokens":0,"prompt_tail":[1,2],"generated":[3],"splice_after":"x","sampling":{"temperature":0.7,"top_k":4,"top_p":0.95,"min_p":0.05,"repetition_penalty":1.1,"presence_penalty":-0.3,"frequency_penalty":1e-7,"logit_bias":[[1,2.0]],"seed":1},"finish":"complete","usage":{"prompt_tokens":2,"cached_tokens":0,"completion_tokens":1},"started_ms":1,"finished_ms":2}}"#;
 
@@ -699,8 +756,8 @@ mod tests {
     fn what_another_version_wrote_is_refused() {
         let header = |schema: &str| format!(r#"{{"type":"header","schema":"{schema}","new":{{}}}}"#);
         assert_eq!(
-            LogRecord::from_body(&header("llmctl.session.v6")),
-            Err(Unreadable::Schema("llmctl.session.v6".into()))
+            LogRecord::from_body(&header("llmctl.session.v7")),
+            Err(Unreadable::Schema("llmctl.session.v7".into()))
         );
         for malformed in [
             &*header("other.v1"),

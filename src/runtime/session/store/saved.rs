@@ -220,7 +220,7 @@ impl SavedSession {
     }
 
     /// Renames the session. A branch with a name of its own becomes an ordinary session.
-    fn rename(&mut self, to: &SessionName) {
+    pub(super) fn rename(&mut self, to: &SessionName) {
         if let Some(fork) = self.fork_of.as_mut().filter(|_| !to.is_of_branch()) {
             fork.branch = None;
         }
@@ -230,7 +230,7 @@ impl SavedSession {
         let kept = number.checked_sub(1).and_then(|kept| self.turns.get(..kept));
         let kept = kept.ok_or_else(|| format!("turn {number} after turn {}", self.turns.len()))?;
         let num_kept_tokens = kept.last().map_or(0, |saved| saved.turn.num_tokens());
-        let turn = StoredTurn::try_from(record)?;
+        let turn = record.into_turn(kept.last().map(|saved| &saved.turn))?;
         if turn.messages.is_empty() {
             return Err("a turn without messages".to_owned());
         }
@@ -265,6 +265,9 @@ impl SavedSession {
 
     /// Returns the schema of a new file with this session's content.
     fn needed_version(&self) -> Version {
+        if self.turns.iter().any(|saved| saved.turn.receipt.is_some()) {
+            return Version::V6;
+        }
         if self.turns.iter().any(|saved| !saved.turn.adapters.is_empty()) {
             return Version::V5;
         }
@@ -303,7 +306,8 @@ impl SavedSession {
                 model = &saved.model;
                 records.push(LogRecord::Model { model: (&**model).into() });
             }
-            let turn = Box::new(StoredTurnRecord::from(&saved.turn));
+            let before = at.checked_sub(1).map(|before| &self.turns[before].turn);
+            let turn = Box::new(StoredTurnRecord::following(&saved.turn, before));
             records.push(LogRecord::Turn { number: at + 1, turn });
             records.extend(saved.note_record(at + 1));
         }

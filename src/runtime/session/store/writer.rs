@@ -124,7 +124,9 @@ impl SessionWriter {
             records.push(LogRecord::Model { model: model.into() });
         }
         let number = turns + 1;
-        records.push(LogRecord::Turn { number, turn: Box::new(StoredTurnRecord::from(turn)) });
+        let before = turns.checked_sub(1).and_then(|before| self.saved.turns.get(before));
+        let turn = StoredTurnRecord::following(turn, before.map(|saved| &saved.turn));
+        records.push(LogRecord::Turn { number, turn: Box::new(turn) });
         records.extend(note.map(|note| LogRecord::Note { number, note }));
         self.write(records)
     }
@@ -341,6 +343,7 @@ mod tests {
             usage: Usage { prompt_tokens: 2, cached_tokens: 0, completion_tokens: 1, ..Usage::default() },
             started_ms: 1,
             finished_ms: 2,
+            receipt: None,
         }
     }
 

@@ -22,7 +22,9 @@ use super::{DiskPageKey, MissingReason, PageLabel, PageName, PageUse};
 use crate::tensor::SharedBytes;
 use llmctl_base::private_files::{private_file, private_folder};
 
-const MANIFEST: &str = "manifest.json";
+pub(super) const MANIFEST: &str = "manifest.json";
+/// Says of a folder that came from another machine which weights its pages were computed with.
+pub(super) const ORIGIN: &str = "origin.json";
 const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 const EXTENSION: &str = ".kv";
 /// Prefix of files that are being written.
@@ -54,9 +56,14 @@ pub struct FoundPage {
     pub last_use: SystemTime,
 }
 
-fn page_path(folder: &Path, key: DiskPageKey) -> PathBuf {
-    let name = key.name.to_string();
-    folder.join(&name[..2]).join(format!("{name}-{}{EXTENSION}", key.group))
+pub(super) fn page_path(folder: &Path, key: DiskPageKey) -> PathBuf {
+    let file_name = file_name(key);
+    folder.join(&file_name[..2]).join(file_name)
+}
+
+/// Returns the name of a page's file.
+pub fn file_name(key: DiskPageKey) -> String {
+    format!("{}-{}{EXTENSION}", key.name, key.group)
 }
 
 /// Removes the pages with these names, of all models and groups below `root`, and every page that follows one of them
@@ -292,7 +299,7 @@ impl Folder {
 /// Returns the content of a page's file, `len` bytes: the system's own copy of it, which is there already if the file was
 /// written or read before, so that no fresh memory is filled. A copy of ours where a mapped file could not be removed or
 /// replaced, and where mapping fails, as it does when very many pages are mapped.
-fn contents(file: &mut File, len: u64) -> io::Result<SharedBytes> {
+pub(super) fn contents(file: &mut File, len: u64) -> io::Result<SharedBytes> {
     if cfg!(unix)
         && let Ok(mapped) = SharedBytes::map_present(file)
     {
@@ -308,7 +315,7 @@ fn copied(file: &mut File, len: u64) -> io::Result<SharedBytes> {
     Ok(SharedBytes::from(copy))
 }
 
-fn read_manifest(path: &Path) -> io::Result<Vec<u8>> {
+pub(super) fn read_manifest(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_MANIFEST_BYTES).read_to_end(&mut bytes)?;
     Ok(bytes)
@@ -372,7 +379,7 @@ impl FoundPage {
 }
 
 /// Collects `take` of each page below one fingerprint's folder, and removes old unfinished files on the way.
-fn walk<T>(
+pub(super) fn walk<T>(
     folder: &Path,
     stop: &AtomicBool,
     take: impl Fn(&DirEntry, DiskPageKey) -> Option<T>,
@@ -405,7 +412,7 @@ pub fn unless_gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-fn is_folder(entry: &DirEntry) -> bool {
+pub(super) fn is_folder(entry: &DirEntry) -> bool {
     entry.file_type().is_ok_and(|kind| kind.is_dir())
 }
 
@@ -438,14 +445,16 @@ fn remove_if_old(entry: &DirEntry) {
 
 fn remove_if_only_manifest(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
-    if entries.filter_map(Result::ok).all(|entry| entry.file_name() == MANIFEST) {
+    let is_about_pages = |name: &std::ffi::OsStr| name == MANIFEST || name == ORIGIN;
+    if entries.filter_map(Result::ok).all(|entry| is_about_pages(&entry.file_name())) {
+        drop(fs::remove_file(folder.join(ORIGIN)));
         drop(fs::remove_file(folder.join(MANIFEST)));
         drop(fs::remove_dir(folder));
     }
 }
 
-/// Parses a file name, accepting only the spelling that `page_path` writes.
-fn parse_file_name(name: &str) -> Option<DiskPageKey> {
+/// Parses a file name, accepting only the spelling that [`file_name`] writes.
+pub fn parse_file_name(name: &str) -> Option<DiskPageKey> {
     let (hex, group) = name.strip_suffix(EXTENSION)?.split_once('-')?;
     let key = DiskPageKey { name: PageName::from_hex(hex)?, group: group.parse().ok()? };
     (key.group.to_string() == group).then_some(key)

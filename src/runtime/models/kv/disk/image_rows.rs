@@ -44,8 +44,16 @@ pub fn forget_images(root: &Path, keys: impl IntoIterator<Item = ImageKey>) -> i
 
 impl ImageFolder {
     /// Takes a folder beside pages with this limit; touches no file.
-    pub(super) fn new(root: &Path, page_limit: u64) -> Self {
+    pub fn new(root: &Path, page_limit: u64) -> Self {
         Self { path: root.join(FOLDER), limit_bytes: LIMIT_BYTES.min(page_limit / 8) }
+    }
+
+    /// Returns the file of an image's embeddings; `None` if it is absent or damaged.
+    pub fn file(&self, key: ImageKey) -> Option<Vec<u8>> {
+        let path = self.path.join(key.to_string());
+        let metadata = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
+        let bytes = if metadata.len() <= self.limit_bytes { fs::read(&path).ok()? } else { Vec::new() };
+        decode_any(&bytes, key).map(|_| bytes)
     }
 
     /// Returns the `num_rows` embeddings of an image; `None` if they are absent or damaged. A damaged file is removed.
@@ -119,6 +127,12 @@ fn encode(key: ImageKey, rows: &ImageRows) -> Vec<u8> {
     bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
     bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
     bytes
+}
+
+/// Reads a file of as many rows as it says, as `decode`.
+pub fn decode_any(bytes: &[u8], key: ImageKey) -> Option<ImageRows> {
+    let num_rows = bytes.get(16..24).and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes)?;
+    decode(bytes, key, usize::try_from(num_rows).ok()?)
 }
 
 /// Reads a file back; `None` unless it is exactly what `encode` makes for this image. No size in it is trusted.

@@ -16,13 +16,14 @@
 //! process (SIGBUS).
 //!
 //! `page` is the file format, `image_rows` keeps embeddings of images beside the pages, `folder` is the layout, `io_queue` the requests and answers, `io_thread` the
-//! thread. The caller decides which pages to save and interprets their bytes.
+//! thread, `portable` what moves pages between machines. The caller decides which pages to save and interprets their bytes.
 
 mod folder;
 mod image_rows;
 mod io_queue;
 mod io_thread;
 pub mod page;
+mod portable;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,9 +38,12 @@ use crate::tensor::SharedBytes;
 use llmctl_base::error::{Error, Result};
 use llmctl_base::notice::Notice;
 
-pub use self::folder::forget;
-pub use self::image_rows::{ImageFolder, forget_images};
+pub use self::folder::{file_name, forget, parse_file_name};
+pub use self::image_rows::{ImageFolder, decode_any, forget_images};
 pub use self::page::FORMAT_VERSION;
+pub use self::portable::{
+    ForeignPages, PageSet, find_pages, foreign_pages, forget_origin, set_origin, take_over,
+};
 pub use super::prefix::{PageName, names};
 
 /// Bytes that may wait to be written, and again as many that may wait to be polled: 18 pages of an 8B model.

@@ -25,7 +25,8 @@
 use std::io::{self, Read, Write};
 use std::ops::Range;
 
-use super::{MissingReason, PageLabel, PageName};
+use super::super::PageContent;
+use super::{DiskPageKey, MissingReason, PageLabel, PageName};
 
 /// Version of the file format and of the folders' layout.
 pub const FORMAT_VERSION: u32 = 1;
@@ -113,6 +114,30 @@ pub fn check_len(
     if len == expected { Ok(()) } else { Err(wrong_length(file, len, expected)) }
 }
 
+/// Reads a page that is not known before: checks the file as a whole, and that the name is that of the content. Returns its
+/// label, with a depth of 0, and which bytes are the payload.
+///
+/// # Errors
+/// A sentence that says what is wrong.
+pub fn read_any(file: &[u8]) -> Result<(PageLabel, Range<usize>), String> {
+    let header = file.get(..TOKENS_START).ok_or("the file is too short for a page")?;
+    let group = u8::try_from(number(&header[GROUP])).map_err(|_| "the file claims an unknown group")?;
+    let name = |range: Range<usize>| header[range].try_into().map(PageName).map_err(|_| "no name");
+    let parent = (number(&header[HAS_PARENT]) != 0).then(|| name(PARENT)).transpose()?;
+    // Of what the file claims, nothing is taken that it does not have.
+    let num_tokens = usize::try_from(number(&header[NUM_TOKENS])).unwrap_or(usize::MAX);
+    let tokens =
+        file[TOKENS_START..].as_chunks().0.iter().take(num_tokens).map(|token| u32::from_le_bytes(*token));
+    let tokens: Box<[u32]> = tokens.collect();
+    let num_bytes = usize::try_from(number(&header[NUM_BYTES])).unwrap_or(usize::MAX);
+    let label = PageLabel { key: DiskPageKey { name: name(NAME)?, group }, parent, tokens, depth: 0 };
+    let payload = find_payload(file, &label, num_bytes).map_err(|reason| reason.to_string())?;
+    if PageName::of(PageContent { parent, tokens: &label.tokens }) != label.key.name {
+        return Err("the page's name is not that of its content".to_owned());
+    }
+    Ok((label, payload))
+}
+
 /// Reads the name of the preceding page without verifying the rest of the file; `None` if there is none.
 pub fn read_parent(file: &mut impl Read) -> Option<PageName> {
     let mut found = [0; TOKENS_START];
@@ -165,7 +190,6 @@ fn difference(found: &[u8], expected: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{DiskPageKey, PageName};
     use super::*;
 
     fn label() -> PageLabel {
@@ -248,6 +272,25 @@ mod tests {
         let same_length = PageLabel { tokens: [1, 2, 300_000].into(), ..label() };
         let reason = read_back(&file, &same_length, payload().len() + 4).expect_err("another split");
         assert!(matches!(reason, MissingReason::Mismatch(_)), "{reason}");
+    }
+
+    #[test]
+    fn a_page_of_which_nothing_is_known_is_read_if_its_name_is_that_of_its_content() {
+        let content = PageContent { parent: label().parent, tokens: &label().tokens };
+        let named =
+            PageLabel { key: DiskPageKey { name: PageName::of(content), group: 3 }, depth: 0, ..label() };
+        let file = written(&named);
+        let (found, range) = read_any(&file).expect("a page");
+        assert_eq!((found, &file[range]), (named, &payload()[..]));
+        assert!(read_any(&written(&label())).is_err(), "intact, under a name of another");
+        for end in 0..file.len() {
+            assert!(read_any(&file[..end]).is_err(), "{end} bytes");
+        }
+        for bit in 0..file.len() * 8 {
+            let mut changed = file.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(read_any(&changed).is_err(), "bit {bit}");
+        }
     }
 
     #[test]
