@@ -263,7 +263,7 @@ fn what_a_newer_llmctl_wrote_is_refused_and_left_alone() {
     let (folder, store) = store();
     saved(&store, "a", 1);
     let path = transcript_path(&folder, "a");
-    let body = r#"{"type":"header","schema":"llmctl.session.v6","soul":true}"#;
+    let body = r#"{"type":"header","schema":"llmctl.session.v7","soul":true}"#;
     let line = format!("{{\"crc32\":\"{:08x}\",\"record\":{body}}}\n", crc32_by_the_bit(body.as_bytes()));
     fs::write(&path, &line).expect("written");
     for result in [
@@ -273,7 +273,7 @@ fn what_a_newer_llmctl_wrote_is_refused_and_left_alone() {
     ] {
         let error = result.expect_err("newer");
         assert!(matches!(&error, Error::Store(StoreError::Unsupported { .. })), "{error}");
-        assert!(error.to_string().contains("llmctl.session.v6"), "{error}");
+        assert!(error.to_string().contains("llmctl.session.v7"), "{error}");
     }
     assert_eq!(fs::read_to_string(&path).expect("there"), line);
 }

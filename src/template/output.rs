@@ -1,6 +1,6 @@
 //! A model's answer taken apart while it comes: content, reasoning, tool calls.
 //!
-//! One character at a time, so however the text is split, the same pieces come out (adjacent ones joined). Held back is
+//! One character at a time, so however the text is split, the same pieces come out (adjacent ones joined). HeldText back is
 //! only what may still turn out to be something else: the beginning of a marker, space in front of one, and a call until
 //! its tool is known. Inside a call's strings nothing is looked for. A call inside reasoning counts where nothing but the end of
 //! the reasoning follows it, to the end of the answer: some models call before they close it. Until then it is held back.

@@ -19,7 +19,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("src/runtime/kernel/", 8_690),
     ("src/base/", 1_290),
     ("src/runtime/models/", 26_590),
-    ("src/runtime/", 19_720), // the engine
+    ("src/runtime/", 19_830), // the engine
     ("src/image/", 815),
     ("src/", 10), // lib.rs and main.rs
 ];

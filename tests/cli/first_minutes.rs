@@ -336,6 +336,11 @@ fn every_example_runs_as_it_stands_or_names_a_model() {
         // What an example goes on with, or shows.
         let name = if example.contains("llmctl sessions ") { "trip" } else { "other" };
         place.run(&["run", "-q", "--session", name, "hello"]).check(0, "");
+        if example.contains("sessions import") {
+            let file = place.folder.path().join("trip.archive").display().to_string();
+            place.run(&["sessions", "export", "trip", "--with-kv", &file]).check(0, "");
+            place.run(&["sessions", "remove", "--yes", "trip"]).check(0, "");
+        }
         let script = script.replace("llmctl ", &format!("{} ", env!("CARGO_BIN_EXE_llmctl")));
         // There is no terminal to ask on.
         let script = script.replace("sessions remove ", "sessions remove --yes ");

@@ -115,6 +115,10 @@ impl Recorder {
 /// Returns the receipt of an answer outside a session: its given beginning is a part of the prompt.
 fn receipt(llm: &Loaded, turn: &TurnRequest, plan: &TurnPlan, answer: &Answer) -> Receipt {
     let given = plan.parser.given_tokens();
+    let asked = turn.sampling();
+    // A greedy answer depends on no seed, so that none is drawn into the file.
+    let draws = asked.temperature > 0.0 || asked.samplers.is_some();
+    let seed = asked.seed.or(draws.then_some(answer.outcome.seed));
     Receipt {
         schema: RECEIPT_SCHEMA.to_owned(),
         previous: None,
@@ -124,7 +128,7 @@ fn receipt(llm: &Loaded, turn: &TurnRequest, plan: &TurnPlan, answer: &Answer) -
         messages_sha256: None,
         prompt_tokens: plan.tokens.len(),
         prompt_sha256: tokens_sha256(&plan.tokens),
-        sampling: (&llmctl_base::Sampling { seed: Some(answer.outcome.seed), ..turn.sampling() }).into(),
+        sampling: (&llmctl_base::Sampling { seed, ..asked }).into(),
         given: 0,
         answer: answer.ids().split_off(given),
         finish: answer.outcome.finish.clone(),

@@ -5,7 +5,7 @@
 
 use super::arguments::Tagging;
 use super::coerce::{ArgumentSchema, coerced};
-use super::{CallError, CallParser, Held, ObjectWriter, ParserResult, ParserStep, PieceSink, done, met};
+use super::{CallError, CallParser, HeldText, ObjectWriter, ParserResult, ParserStep, PieceSink, done, met};
 
 /// The markers of one format.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ enum GlmState {
 pub struct GlmCall {
     marks: &'static GlmMarks,
     is_section: bool,
-    at: Held<GlmState>,
+    at: HeldText<GlmState>,
     name: String,
     key: String,
     writer: ObjectWriter,
@@ -49,7 +49,7 @@ pub struct GlmCall {
 impl GlmCall {
     pub fn new(marks: &'static GlmMarks, opener: &str) -> Self {
         let is_section = !marks.call.is_empty() && marks.call != opener;
-        let at = Held::new(if is_section { GlmState::Between } else { GlmState::Name });
+        let at = HeldText::new(if is_section { GlmState::Between } else { GlmState::Name });
         let writer = ObjectWriter::default();
         Self { marks, is_section, at, name: String::new(), key: String::new(), writer }
     }

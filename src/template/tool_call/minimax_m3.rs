@@ -5,7 +5,7 @@
 
 use super::coerce::{ArgumentSchema, coerced};
 use super::json_text::quoted;
-use super::{CallError, CallParser, Held, ObjectWriter, ParserResult, ParserStep, PieceSink};
+use super::{CallError, CallParser, HeldText, ObjectWriter, ParserResult, ParserStep, PieceSink};
 
 /// Stands in front of every tag.
 pub const TOKEN: &str = "]<]minimax[>[";
@@ -26,7 +26,7 @@ enum MiniMaxState {
 /// Reads one section.
 #[derive(Debug, Default)]
 pub struct M3Calls {
-    at: Held<MiniMaxState>,
+    at: HeldText<MiniMaxState>,
     name: String,
 }
 

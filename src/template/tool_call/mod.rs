@@ -207,12 +207,12 @@ fn met(held: &str, markers: &[&str]) -> Result<Option<usize>, CallError> {
 
 /// The place of a parser, and the text that it has read there.
 #[derive(Debug, Default)]
-pub(super) struct Held<S> {
+pub(super) struct HeldText<S> {
     place: S,
     text: String,
 }
 
-impl<S> Held<S> {
+impl<S> HeldText<S> {
     fn new(place: S) -> Self {
         Self { place, text: String::new() }
     }

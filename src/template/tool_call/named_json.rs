@@ -4,7 +4,7 @@
 //! marker, or, where the form has none, at the closing brace.
 
 use super::json_text::{JsonScan, JsonScanner};
-use super::{CallError, CallParser, Held, ParserResult, ParserStep, PieceSink, Scan, done};
+use super::{CallError, CallParser, HeldText, ParserResult, ParserStep, PieceSink, Scan, done};
 
 /// The marks of one form.
 #[derive(Debug)]
@@ -37,13 +37,13 @@ enum NamedJsonState {
 #[derive(Debug)]
 pub struct NamedJson {
     marks: &'static NamedJsonMarks,
-    at: Held<NamedJsonState>,
+    at: HeldText<NamedJsonState>,
 }
 
 impl NamedJson {
     pub fn new(marks: &'static NamedJsonMarks, opener: &str) -> Self {
         let is_in_call = marks.begin.is_empty() || opener == marks.begin;
-        let at = Held::new(if is_in_call { NamedJsonState::Head } else { NamedJsonState::Between });
+        let at = HeldText::new(if is_in_call { NamedJsonState::Head } else { NamedJsonState::Between });
         Self { marks, at }
     }
 

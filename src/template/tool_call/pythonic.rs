@@ -5,7 +5,7 @@
 
 use super::json_object::JsonCalls;
 use super::python_literal;
-use super::{CallError, CallParser, Held, ObjectWriter, ParserResult, ParserStep, PieceSink, done, met};
+use super::{CallError, CallParser, HeldText, ObjectWriter, ParserResult, ParserStep, PieceSink, done, met};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum PythonicState {
@@ -27,7 +27,7 @@ pub struct PythonicCalls {
     is_bare: bool,
     /// One call, `NAME.call(...)`, without a list.
     is_single: bool,
-    at: Held<PythonicState>,
+    at: HeldText<PythonicState>,
     argument: PythonArgument,
     writer: ObjectWriter,
     json: Option<JsonCalls>,
@@ -42,7 +42,7 @@ impl PythonicCalls {
 
     /// One call, `NAME.call(...)`, without a list.
     pub fn single() -> Self {
-        Self { is_single: true, at: Held::new(PythonicState::Name), ..Self::default() }
+        Self { is_single: true, at: HeldText::new(PythonicState::Name), ..Self::default() }
     }
 
     fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {

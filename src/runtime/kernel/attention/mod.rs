@@ -460,6 +460,9 @@ fn whole_pages(seen: &Range<usize>) -> Range<usize> {
 /// The processor has `V`'s instruction set.
 #[inline(always)]
 unsafe fn scale_to_max<V: VectorLanes>(rule: ScoreRule, row: &mut [f32], seen: &Range<usize>) -> f32 {
+    if seen.is_empty() {
+        return f32::NEG_INFINITY;
+    }
     let pages = whole_pages(seen);
     let (start, row) = (pages.start, &mut row[pages]);
     let mut scale = rule.scale;

@@ -277,10 +277,7 @@ pub fn load_with_draft(
     draft.iter().try_for_each(|draft| draft.check_vocabulary(&texts.tokenizer))?;
     let details: Vec<Notice> = prediction::unused(&files, &recognised)?.into_iter().collect();
     let alone = Planned::alone(&files, &recognised, options);
-    let block = match &draft {
-        Some(_) => None,
-        None => prediction::block(alone, &resolved.name)?,
-    };
+    let block = if draft.is_some() { None } else { prediction::block(alone, &resolved.name)? };
     let vision = alone.vision(&mut notices)?;
     let planned = Planned { draft: draft.as_ref(), block: block.as_ref(), vision: vision.as_ref(), ..alone };
     let context_length = planned.context(&mut notices)?;

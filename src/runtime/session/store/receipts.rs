@@ -4,22 +4,10 @@
 //! before, and the hash. The hash of a receipt includes that of the turn before, and of the turn's messages: a text that was edited
 //! does not match it.
 
-use std::sync::Arc;
-
-use super::record::messages_sha256;
+use super::record::{TurnReceipt, messages_sha256};
 use super::{SavedSession, StoredTurn};
 use crate::receipt::{AnswerRecipe, RECEIPT_SCHEMA, Receipt, tokens_sha256};
 use llmctl_models::kv::{TokenBuf, Tokens};
-
-/// What a turn records beside its fields.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TurnReceipt {
-    pub recipe: Arc<AnswerRecipe>,
-    /// Number of the first generated tokens that the request gave.
-    pub given: usize,
-    /// Hash of the receipt, see [`Receipt::hash`].
-    pub hash: String,
-}
 
 /// Returns the receipt of a turn, whose prompt is `prompt` and whose own part is `own`. `previous` is the hash of the turn's before.
 pub fn receipt_of(

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::blobs::{hashes, hashes_in_note};
-use super::{ModelFingerprint, StoredTurn, TurnReceipt};
+use super::{ModelFingerprint, StoredTurn};
 use crate::receipt::{AnswerRecipe, SamplingRecord};
 use crate::request::{Finish, Usage};
 use llmctl_image::ImageHash;
@@ -484,6 +484,16 @@ impl TryFrom<StoredTurnRecord> for StoredTurn {
             receipt: None,
         })
     }
+}
+
+/// What a turn records beside its fields.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TurnReceipt {
+    pub recipe: Arc<AnswerRecipe>,
+    /// Number of the first generated tokens that the request gave.
+    pub given: usize,
+    /// Hash of the receipt, see [`Receipt::hash`].
+    pub hash: String,
 }
 
 /// Returns the SHA-256 of messages as a file has them, in hexadecimal digits.

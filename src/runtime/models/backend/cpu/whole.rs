@@ -33,6 +33,20 @@ struct WholeTask<'a> {
     kv_head: usize,
 }
 
+/// Lists the tasks by head, whose keys and values stay in the second-level cache for all rows.
+fn whole_tasks<'a>(spans: &'a [WholeSpan], num_kv_heads: usize, block_rows: usize) -> Vec<WholeTask<'a>> {
+    let starts =
+        spans.iter().flat_map(|of| of.span.rows.clone().step_by(block_rows).map(move |row| (of, row)));
+    let heads = (0..num_kv_heads).flat_map(|kv_head| starts.clone().map(move |start| (start, kv_head)));
+    let task = |((of, row), kv_head): ((&'a WholeSpan, usize), usize)| WholeTask {
+        of,
+        row,
+        num_rows: block_rows.min(of.span.rows.end - row),
+        kv_head,
+    };
+    heads.map(task).collect()
+}
+
 impl Cpu {
     /// Chooses the threads of the next operations, as a step of this many rows has them.
     pub fn begin_rows(&self, rows: usize) {
@@ -55,16 +69,7 @@ impl Cpu {
         let (shape, width, isa) = (kv.shape(0), q.width(), self.isa);
         let group = width / shape.head_dim / shape.num_kv_heads;
         let block_rows = (BLOCK_QUERIES / group).max(1);
-        let starts =
-            spans.iter().flat_map(|of| of.span.rows.clone().step_by(block_rows).map(move |row| (of, row)));
-        // A head's keys and values stay in the second-level cache for all rows.
-        let tasks: Vec<WholeTask<'_>> = (0..shape.num_kv_heads)
-            .flat_map(|kv_head| starts.clone().map(move |(of, row)| (of, row, kv_head)))
-            .map(|(of, row, kv_head)| {
-                let num_rows = block_rows.min(of.span.rows.end - row);
-                WholeTask { of, row, num_rows, kv_head }
-            })
-            .collect();
+        let tasks = whole_tasks(spans, shape.num_kv_heads, block_rows);
         let len = partial_len(shape.head_dim);
         let slot_len = block_rows * group * shape.head_dim;
         let mut results = RESULTS.take();
