@@ -20,7 +20,7 @@ fn place() -> Place {
             "--schema",
             r#"{"type":"object","properties":{"flag":{"enum":["a","b"]}},"required":["flag"]}"#,
         ],
-        &["And how do I list them?", "-n", "5", "--temperature", "1"],
+        &["And how do I list them?", "-n", "5", "--temperature", "2", "--seed", "3"],
     ] {
         place.run(&[&["run", "-m", "guide", "--session", "trip"], args].concat()).check(0, "");
     }

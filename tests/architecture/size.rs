@@ -18,7 +18,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("src/template/", 9_505),
     ("src/runtime/kernel/", 8_690),
     ("src/base/", 1_290),
-    ("src/runtime/models/", 26_590),
+    ("src/runtime/models/", 26_605),
     ("src/runtime/", 19_830), // the engine
     ("src/image/", 815),
     ("src/", 10), // lib.rs and main.rs

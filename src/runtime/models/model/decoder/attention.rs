@@ -61,13 +61,18 @@ impl<B: Backend> Attention<B> {
         input: &B::Buffer,
     ) -> Result<()> {
         let LayerBuffers { q, k, v, .. } = &mut **work;
-        let mut products = Vec::with_capacity(3);
-        products.extend(to_q.map(|to_q| to_q.adapted(&step.adapted, q)));
-        if let Some(KeysAndValues { k: to_k, v: to_v, .. }) = own {
-            products.push(to_k.adapted(&step.adapted, k));
-            products.extend(to_v.as_ref().map(|to_v| to_v.adapted(&step.adapted, v)));
+        let q = to_q.map(|to_q| to_q.adapted(&step.adapted, q));
+        let k = own.map(|own| own.k.adapted(&step.adapted, k));
+        let v = own.and_then(|own| Some(own.v.as_ref()?.adapted(&step.adapted, v)));
+        // In arrays, because a decode step may not allocate.
+        match (q, k, v) {
+            (Some(q), Some(k), Some(v)) => backend.matmul_each(input, &mut [q, k, v]),
+            (Some(q), Some(k), None) => backend.matmul_each(input, &mut [q, k]),
+            (Some(q), None, _) => backend.matmul_each(input, &mut [q]),
+            (None, Some(k), Some(v)) => backend.matmul_each(input, &mut [k, v]),
+            (None, Some(k), None) => backend.matmul_each(input, &mut [k]),
+            (None, None, _) => Ok(()),
         }
-        backend.matmul_each(input, &mut products)
     }
 
     /// Normalises and rotates projected keys, and normalises values.
