@@ -7,7 +7,7 @@ use crate::cli::model::load::Loaded;
 use llmctl_engine::receipt::{AnswerRecipe, Receipt};
 use llmctl_engine::{Event, Finish, Limits, Logprob, MAX_LOGPROBS, Request};
 
-/// What computing an answer again has shown.
+/// The result of computing an answer again.
 #[derive(Debug)]
 pub struct Computed {
     pub difference: Option<FirstDifference>,
@@ -56,7 +56,7 @@ impl ReplayedToken {
     }
 }
 
-/// How far two models agree on an answer.
+/// Agreement of two models on an answer.
 #[derive(Debug)]
 pub struct Agreement {
     pub num_tokens: usize,
@@ -66,7 +66,7 @@ pub struct Agreement {
     pub divergence: Result<AnswerDivergence, String>,
 }
 
-/// How far the probabilities of two models are apart.
+/// Distance of the probabilities of two models.
 #[derive(Debug)]
 pub struct AnswerDivergence {
     /// Mean Kullback-Leibler divergence in nats from the recorded model to the other, over the tokens that are scored.

@@ -69,7 +69,7 @@ pub struct AnswerRecord {
     pub said: Said,
 }
 
-/// What is recorded beside the tokens.
+/// The record beside the tokens.
 pub enum Said {
     /// The session up to the turn.
     Turn(Box<SavedSession>),
@@ -220,7 +220,7 @@ fn recorder(answers: &[AnswerRecord], args: &ModelArgs, terminal: &Terminal) -> 
     load(&args, options(), terminal).map_err(|error| error.to_string())
 }
 
-/// Nothing that was computed before is used.
+/// Engine options without reuse of KV: each prompt is computed from its first token.
 fn options() -> EngineOptions {
     EngineOptions { warm_resume: false, ..EngineArgs::default().resolve(false) }
 }
