@@ -69,7 +69,7 @@ const BASE_LAYERS: &[&[&str]] =
 /// Inside cli.
 const CLI_LAYERS: &[&[&str]] = &[
     &["guide_facts"], // tests only
-    &["embed"],
+    &["embed", "warm"],
     &["batch", "chat", "completions"],
     &["launch", "run"],
     &["declared_tools", "serve"],

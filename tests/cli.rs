@@ -14,6 +14,7 @@ mod portable;
 mod prompt;
 mod run;
 mod session;
+mod warm;
 
 use std::io::Write;
 

@@ -209,8 +209,8 @@ fn mistakes_are_exit_78_with_positions_and_suggestions() {
 /// Flags that a project's file may not set.
 const PERSONAL: &str = "access-log allow-delete allow-pull allow-tool allowed-host api-key-file baseline batch branches chat-template check config connect \
     continue cors-origin endpoint endpoint-key-env endpoint-key-file engine engine-cache-salt ephemeral force grammar host imatrix image image-urls \
-    input insecure-no-auth kv-disk lora mcp-config mmproj models-folder new offline ollama-port out owner packed-disk plot prompt-file record refuse-special-tokens \
-    resume save schema self session share-sessions system-file tools trace uds var with-kv yes";
+    input insecure-no-auth kv-disk lora mcp-config mmproj models-folder name new offline ollama-port out owner packed-disk plot prompt-file record refuse-special-tokens \
+    remove resume role save schema self session share-sessions system-file tools trace uds var warm with-kv yes";
 
 /// Whoever adds a flag decides: a name belongs to `PROJECT_KEYS` of src/cli/config/mod.rs or to the list above. A value that is a
 /// file, a folder or an address is nothing for a project.

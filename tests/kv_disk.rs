@@ -5,7 +5,10 @@ use std::fs::{self, FileTimes};
 use std::io::Write;
 use std::time::SystemTime;
 
-use llmctl_models::kv::disk::{DiskEvent, DiskPageKey, MissingReason, PageLabel, PageName, PageUse, Saving};
+use llmctl_models::kv::disk::{
+    DiskEvent, DiskPageKey, MissingReason, PageLabel, PageName, PageUse, Saving, WarmPrompt, forget,
+    pinned_bytes,
+};
 
 use crate::common::prelude::*;
 #[cfg(unix)]
@@ -456,6 +459,102 @@ fn pages_that_several_sessions_begin_with_go_last_and_the_user_is_told() {
     assert!(
         said.len() == 1 && said[0].starts_with("1 KV pages that several sessions begin with"),
         "{said:?}"
+    );
+}
+
+fn warm(of: &str, pages: impl IntoIterator<Item = u32>) -> WarmPrompt {
+    let pages = pages.into_iter().map(name).collect();
+    WarmPrompt::new(of.to_owned(), "toy".to_owned(), 7, pages).expect("a prompt")
+}
+
+fn file_limited(root: &Path, pages: u64) -> DiskStore {
+    DiskStore::open(DiskConfig { limit_bytes: pages * (1000 + FRAME), ..config(root) }).expect("opened")
+}
+
+#[test]
+fn pages_of_prompts_computed_ahead_stay_until_no_prompt_has_them() {
+    let (_scratch, root) = scratch();
+    saved(&root, 0..8, 1000);
+    let (long, short) = (warm("long", 0..3), warm("short", 0..2));
+    assert_eq!((long.keep(&root).expect("kept"), pinned_bytes(&root).expect("read")), (3 * 1100 + 384, 3684));
+    short.keep(&root).expect("kept");
+    (0..8).for_each(|n| set_last_use(&page_file(&root, n), 1000 * u64::from(9 - n)));
+    // Room for six of what would be nine.
+    let store = file_limited(&root, 6);
+    save(&store, [8], 1000);
+    assert_eq!(present(&store, 0..9, 1000), [0, 1, 2, 6, 7, 8], "the oldest stay");
+    drop(store);
+    // Sessions that began with them are removed.
+    let forgotten = [name(0), name(7)].into();
+    assert_eq!(forget(&root, &forgotten).expect("removed"), 2, "page 7, and page 8 that follows it");
+    long.remove(&root).expect("released");
+    let (left, faults) = WarmPrompt::read_all(&root);
+    assert_eq!((left, faults), (vec![short.clone()], vec![]));
+    assert_eq!(short.bytes_on_disk(&root).expect("read"), Some(2 * 1228));
+    let store = file_limited(&root, 3);
+    save(&store, [9], 1000);
+    assert_eq!(present(&store, 0..10, 1000), [0, 1, 9], "the third page was the long prompt's alone");
+    drop(store);
+    short.remove(&root).expect("released");
+    assert_eq!(pinned_bytes(&root).expect("read"), 0);
+    assert_eq!(forget(&root, &[name(0)].into()).expect("removed"), 2);
+}
+
+#[test]
+fn where_prompts_computed_ahead_leave_no_room_nothing_else_is_saved_and_the_user_is_told() {
+    let (_scratch, root) = scratch();
+    saved(&root, 0..3, 1000);
+    warm("all", 0..3).keep(&root).expect("kept");
+    let store = file_limited(&root, 3);
+    assert_eq!(store.save(label(3), payload(3, 1000)), Saving::Queued);
+    assert!(store.flush(LONG));
+    let said = notices(&store).join("\n");
+    assert!(said.contains("prompts that were computed ahead take 3.6 KiB of 3.6 KiB (--kv-disk"), "{said}");
+    assert_eq!(present(&store, 0..4, 1000), [0, 1, 2]);
+}
+
+#[test]
+fn a_prompt_computed_ahead_is_read_as_it_was_written_and_counts_its_uses() {
+    let (_scratch, root) = scratch();
+    let prompt = warm("agent-1", 4..7);
+    prompt.keep(&root).expect("kept");
+    assert_eq!(
+        (prompt.num_tokens(), prompt.bytes_on_disk(&root).expect("read")),
+        (96, None),
+        "not computed yet"
+    );
+    for hits in 1..4 {
+        prompt.count_hit(&root).expect("counted");
+        assert_eq!(prompt.num_hits(&root), hits);
+    }
+    let begins = |pages: &[u32]| prompt.begins(&pages.iter().map(|&n| name(n)).collect::<Vec<_>>());
+    assert!(
+        begins(&[4, 5, 6])
+            && begins(&[4, 5, 6, 7])
+            && !begins(&[4, 5])
+            && !begins(&[4, 5, 7])
+            && !begins(&[])
+    );
+    assert_eq!(WarmPrompt::from_json(&prompt.to_json()), Ok(prompt.clone()));
+    for (bad, why) in [
+        (json!({"name": "../x"}), "is no name"),
+        (json!({"pages": []}), "it has no page"),
+        (json!({"pages": ["ab"]}), "is no name of a page"),
+        (json!({"schema": "llmctl.warm.v9"}), "the schema is"),
+        (json!({"more": 1}), "unknown field"),
+    ] {
+        let mut record: Value = serde_json::from_slice(&prompt.to_json()).expect("JSON");
+        record.as_object_mut().expect("an object").extend(bad.as_object().expect("one").clone());
+        let error = WarmPrompt::from_json(record.to_string().as_bytes()).expect_err("refused");
+        assert!(error.contains(why), "{error}");
+    }
+    fs::write(root.join("warm/other.json"), prompt.to_json()).expect("written");
+    fs::write(root.join("warm/torn.json"), b"{").expect("written");
+    let (prompts, faults) = WarmPrompt::read_all(&root);
+    assert_eq!(prompts, [prompt]);
+    assert!(
+        faults[0].contains("name of another prompt") && faults[1].contains("torn.json: EOF"),
+        "{faults:?}"
     );
 }
 

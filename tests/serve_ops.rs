@@ -3,7 +3,7 @@
 //!
 //! Real sockets on 127.0.0.1; the engine is a toy except in `binary`.
 
-mod app;
+pub mod app;
 pub mod binary;
 pub mod client;
 mod connections;

@@ -217,6 +217,54 @@ async fn an_edit_is_resumed_as_far_as_it_goes_and_explained() {
     assert_eq!(server.get("/v1/sessions/none").await.error().0, 404);
 }
 
+async fn who_breaks_a_prefix_is_told_by_message_character_and_cause() {
+    let server = build(None).start();
+    let headers = [("x-session-affinity", "agent")]; // the front adds what the client calls itself
+    let conversation = |time: &str, question: &str| {
+        json!({"messages": [
+            {"role": "system", "content": format!("You are a careful helper of people who write programs. It is 2026-11-29 {time} now.")},
+            {"role": "user", "content": "one?"},
+            {"role": "assistant", "content": "uno"},
+            {"role": "user", "content": question},
+        ]})
+    };
+    let ask = async |time: &str, question: &str| {
+        let sent = Some(conversation(time, question));
+        server.call(Method::POST, PATH, &headers, sent).await.ok()
+    };
+    let broken =
+        async || server.get("/v1/sessions/agent/explain?transient=true").await.ok()["prefix_break"].clone();
+    ask("07:36", "two?").await;
+    assert_eq!(broken().await, Value::Null);
+    let second = ask("07:41", "three?").await;
+    let told = broken().await;
+    assert_eq!(
+        (&told["client"], &told["message"], &told["role"]),
+        (&json!("unknown"), &json!(0), &json!("system"))
+    );
+    assert_eq!(
+        (&told["cause"], &told["was"], &told["now"]),
+        (&json!("date"), &json!("07:36"), &json!("07:41")),
+        "{told}"
+    );
+    assert_eq!((&told["character"], &told["before"]), (&json!(79), &json!(" 2026-11-29 07:")), "{told}");
+    let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
+    let all = second["usage"]["prompt_tokens"].as_u64().expect("a count");
+    assert!(
+        told["tokens"].as_u64().is_some_and(|tokens| tokens > 0 && tokens <= all - cached),
+        "{told} {second}"
+    );
+    // Without a session it is counted too.
+    server.call(Method::POST, PATH, &[], Some(conversation("07:42", "zwei?"))).await.ok();
+    let metrics = server.get("/metrics").await;
+    let count = metrics.text.lines().find_map(|line| {
+        line.strip_prefix("llmctl_prefix_breaks_total{client=\"unknown\",cause=\"date\"} ").map(str::to_owned)
+    });
+    assert_eq!(count.as_deref(), Some("2"), "{}", metrics.text);
+    ask("07:42", "two?").await;
+    assert_eq!(broken().await, Value::Null, "another question behind what was sent last");
+}
+
 async fn reset_and_delete_may_be_said_twice() {
     for (_folder, server) in both() {
         for _ in 0..2 {
@@ -827,6 +875,7 @@ both_kinds! {
     a_conversation_goes_on_between_terminal_and_http,
     another_server_goes_on_where_this_one_ended,
     an_edit_is_resumed_as_far_as_it_goes_and_explained,
+    who_breaks_a_prefix_is_told_by_message_character_and_cause,
     reset_and_delete_may_be_said_twice,
     a_fork_goes_its_own_way,
     a_turn_has_a_receipt,

@@ -186,9 +186,9 @@ fn a_session_arrives_with_its_branches_images_and_pages_and_nothing_else() {
     save(&from, &other);
     let archive = from.pack("trip");
     let imported = to.import(&archive, plain()).expect("imported");
-    assert_eq!((imported.branches, imported.notices), (vec![name("trip~1")], vec![]));
+    assert_eq!((imported.branches, imported.pages.notices), (vec![name("trip~1")], vec![]));
     // Three pages before the turns part, two of each.
-    assert_eq!((imported.num_pages, imported.num_removed, to.pages()), (7, 0, before));
+    assert_eq!((imported.pages.num_pages, imported.pages.num_removed, to.pages()), (7, 0, before));
     for session in ["trip", "trip~1"] {
         assert_eq!(to.turns(session), from.turns(session));
         let hash = ImageHash::of(b"pixels");
@@ -359,7 +359,7 @@ fn hostile_files_with_sound_checksums_are_refused_by_what_is_wrong() {
     );
     refused(&|parts| edit(parts, |manifest| manifest["sessions"][0]["name"] = "../x".into()), "use letters");
     refused(&|parts| edit(parts, |manifest| manifest["sessions"][0]["turns"] = 3.into()), "turns instead of");
-    refused(&|parts| edit(parts, |manifest| manifest["sessions"] = json!([])), "no session");
+    refused(&|parts| edit(parts, |manifest| manifest["sessions"] = json!([])), "neither a session");
     refused(
         &|parts| edit(parts, |manifest| manifest["parts"].as_array_mut().expect("a list").reverse()),
         "not in order",
@@ -412,7 +412,7 @@ fn pages_that_do_not_fit_are_left_out_from_the_end_and_so_are_those_of_another_b
         let to = Home::new();
         let imported = to.import(&archive, Import { kv_limit, ..plain() }).expect("imported");
         assert_eq!(to.turns("trip").len(), 2, "whole");
-        (imported.num_pages, to.pages().len(), imported.notices)
+        (imported.pages.num_pages, to.pages().len(), imported.pages.notices)
     };
     let page_bytes = 200 + 128 + 100 + 44; // payload, tokens, header, words of the image
     let (taken, there, notices) = of(3 * page_bytes * 8 / 7);
@@ -429,8 +429,8 @@ fn pages_that_do_not_fit_are_left_out_from_the_end_and_so_are_those_of_another_b
     });
     let to = Home::new();
     let imported = to.import(&sealed(&older, &[]), plain()).expect("imported, cold");
-    assert_eq!((imported.num_pages, to.pages().len()), (0, 0));
-    assert!(imported.notices[0].contains(r#"llmctl is "0.0.1" there"#), "{:?}", imported.notices);
+    assert_eq!((imported.pages.num_pages, to.pages().len()), (0, 0));
+    assert!(imported.pages.notices[0].contains(r#"llmctl is "0.0.1" there"#), "{:?}", imported.pages.notices);
 }
 
 #[test]
@@ -478,6 +478,59 @@ fn pages_become_those_of_a_model_with_the_same_weights_and_of_no_other() {
 }
 
 const CHILD_FOLDER: &str = "LLMCTL_TEST_ARCHIVES";
+
+#[test]
+fn prompts_computed_ahead_arrive_pinned_once_and_whole() {
+    let (from, to) = (trip(), Home::new());
+    let tokens = from.read("trip").tokens_of(&model()).expect("computed");
+    let pages: Vec<_> = names(&tokens).collect();
+    let record = |name: &str, pages: &[_]| {
+        llmctl_models::kv::disk::WarmPrompt::new(name.to_owned(), "/m.gguf".to_owned(), 7, pages.to_vec())
+    };
+    let prompts =
+        [record("whole", &pages), record("half", &pages[..1])].map(|prompt| prompt.expect("a prompt"));
+    let package = from.store.pack_prompts(&prompts, |_, _| Some(vec!["weights".to_owned()])).expect("packed");
+    let mut bytes = Vec::new();
+    package.write(&mut bytes).expect("memory takes it");
+    let path = to.folder.path().join("archive");
+    let open = |bytes: &[u8]| {
+        fs::write(&path, bytes).expect("written");
+        Archive::open(&path, File::open(&path).expect("there"))
+    };
+    let mut archive = open(&bytes).expect("sound");
+    assert_eq!((archive.prompts(), archive.num_pages()), (&prompts[..], pages.len()));
+    let error = to.store.import(&mut archive, plain()).expect_err("no session").to_string();
+    assert!(error.contains("`llmctl warm FILE` takes it"), "{error}");
+    let error = to.store.import_prompts(&mut archive, 0).expect_err("no room").to_string();
+    assert!(error.contains("no KV is kept on disk here"), "{error}");
+    assert!(to.files().keys().all(|path| path.ends_with("archive")), "{:?}", to.files().keys());
+    let imported = to.store.import_prompts(&mut archive, LIMIT).expect("imported");
+    let all = from.pages();
+    assert_eq!((imported.num_pages, to.pages().len()), (pages.len(), pages.len()));
+    assert!(to.pages().iter().all(|(path, bytes)| all.get(path) == Some(bytes)));
+    assert_eq!(
+        llmctl_models::kv::disk::WarmPrompt::read_all(&to.kv()).0,
+        [prompts[1].clone(), prompts[0].clone()]
+    );
+    let pinned = llmctl_models::kv::disk::pinned_bytes(&to.kv()).expect("read");
+    assert_eq!(pinned, to.pages().values().map(|page| page.len() as u64).sum::<u64>());
+    let again = to.store.import_prompts(&mut archive, LIMIT).expect("there already");
+    assert_eq!(again.num_pages, 0);
+    let session = &mut open(&from.pack("trip")).expect("sound");
+    let error = to.store.import_prompts(session, LIMIT).expect_err("a session").to_string();
+    assert!(error.contains("`llmctl sessions import FILE` takes it"), "{error}");
+    for (name, pages, expected) in [
+        ("whole", &pages[..1], "no page of its sessions or prompts"),
+        ("other", &pages[..], "no prompt of that number"),
+    ] {
+        let mut parts = parts(&bytes);
+        assert_eq!(parts[1].name, "prompts/0.json");
+        parts[1].bytes = record(name, pages).expect("a prompt").to_json();
+        relist(&mut parts, 1, "prompts/0.json");
+        let error = open(&sealed(&parts, &[])).err().expect("refused").to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
 
 /// Not a test of its own: the process that the test below kills.
 #[test]

@@ -20,6 +20,33 @@ export function sums(metrics) {
   return found;
 }
 
+const CAUSES = {
+  billing_header: "a billing header",
+  countdown: "a token countdown",
+  date: "a date or time",
+  number: "a number",
+  id: "an id",
+  tools_order: "tools in another order",
+  tools: "other tools",
+  inserted_message: "a message put in between",
+  removed_message: "a message that is gone",
+  text: "another text",
+};
+
+// What clients changed of prompts that they had sent before, one line each, the most tokens first.
+export function breaks(metrics) {
+  const found = new Map();
+  const sample = /^llmctl_prefix_break(s|_tokens)_total\{client="([^"]*)",cause="([^"]*)"\} (\d+)$/gm;
+  for (const [, kind, client, cause, value] of metrics.matchAll(sample)) {
+    const row = found.get(`${client} ${cause}`) ?? { client, cause, prompts: 0, tokens: 0 };
+    row[kind === "s" ? "prompts" : "tokens"] = Number(value);
+    found.set(`${client} ${cause}`, row);
+  }
+  const rows = [...found.values()].sort((a, b) => b.tokens - a.tokens);
+  return rows.map(({ client, cause, prompts, tokens }) =>
+    `${client} broke the warm prefix by ${CAUSES[cause] ?? cause}: ${count(prompts)} ${prompts === 1 ? "prompt" : "prompts"}, ${count(tokens)} tokens computed again`);
+}
+
 // One plot: the series it draws, and how the last values are worded.
 class Plot {
   #points = [];
@@ -113,8 +140,9 @@ export class Panel {
     const kv = isRemote ? [] : [KV_PLOT];
     this.plots = [...PLOTS, ...kv, WARM_PLOT].map((plot) => new Plot(plot));
     this.total = el("p.label");
+    this.breaks = el("div");
     const note = isRemote && el("p.note", {}, "An engine elsewhere computes and keeps the KV: its use, its place on disk and the reasons of misses are not known here.");
-    byId("plots").replaceChildren(...this.plots.map((plot) => plot.element), note || "", this.total);
+    byId("plots").replaceChildren(...this.plots.map((plot) => plot.element), note || "", this.breaks, this.total);
   }
 
   // Looks at the server as long as the panel is open and the tab visible.
@@ -128,7 +156,9 @@ export class Panel {
 
   async #look() {
     try {
-      this.#add(sums(await text("metrics", { accept: "text/plain" })), performance.now());
+      const metrics = await text("metrics", { accept: "text/plain" });
+      this.#add(sums(metrics), performance.now());
+      this.breaks.replaceChildren(...breaks(metrics).map((line) => el("p.note", {}, line)));
     } catch (error) {
       this.#last = null;
       this.#onError(error);

@@ -35,6 +35,22 @@ pub fn private_folder(path: &Path, with_parents: bool) -> io::Result<()> {
     builder.create(path)
 }
 
+/// Makes a file of its owner read-only, or writable again.
+///
+/// # Errors
+/// Errors of changing its permissions.
+pub fn set_read_only(path: &Path, is_read_only: bool) -> io::Result<()> {
+    #[cfg(unix)]
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(if is_read_only { 0o400 } else { 0o600 });
+    #[cfg(not(unix))]
+    let permissions = {
+        let mut permissions = fs::metadata(path)?.permissions();
+        permissions.set_readonly(is_read_only);
+        permissions
+    };
+    fs::set_permissions(path, permissions)
+}
+
 /// A file under a temporary name, removed unless it gets its own.
 #[derive(Debug)]
 pub struct UnfinishedFile {

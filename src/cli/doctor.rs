@@ -19,11 +19,12 @@ use crate::cli::config::variables;
 use crate::cli::flags::args::{ColorWhen, INSTRUCTION_SETS};
 use crate::cli::model::models::find;
 use crate::cli::model::sight;
-use crate::cli::terminal::report::{ReportFormat, bytes, columns, print, print_json};
+use crate::cli::terminal::report::{ReportFormat, bytes, columns, counted, print, print_json};
 use crate::cli::terminal::slow_cpu::slow_kernels;
 use llmctl_base::machine;
 use llmctl_base::machine::Cores;
 use llmctl_hub::Resolved;
+use llmctl_models::kv::disk::{WarmPrompt, pinned_bytes};
 use llmctl_models::load::{DeviceKind, ImageUse, Isa, KeptPanels, kept_panels, kernels_name, open_device};
 use llmctl_models::memory;
 
@@ -78,6 +79,7 @@ pub fn run(args: DoctorArgs, context: CommandContext<'_>) -> Result<Exit, Comman
     facts.push(variables_fact(command));
     facts.extend(folder_facts(places));
     facts.extend(places.packed().map(|folder| packed_fact(&folder, places)));
+    facts.extend(places.kv().map(|root| warm_fact(&root)));
     facts.extend(model_facts(config, model.as_deref(), places));
     facts.extend(terminal_facts());
     match args.output {
@@ -282,6 +284,26 @@ fn packed_fact(folder: &Path, places: &Places) -> DoctorFact {
         json!({"path": folder, "models": files, "bytes": size}),
         text,
     )
+}
+
+/// Counts the prompts that were computed ahead.
+fn warm_fact(root: &Path) -> DoctorFact {
+    let (prompts, faults) = WarmPrompt::read_all(root);
+    let hits: u64 = prompts.iter().map(|prompt| prompt.num_hits(root)).sum();
+    let size = pinned_bytes(root).unwrap_or(0);
+    let text = match prompts.len() {
+        0 => "none (`llmctl warm`)".to_owned(),
+        count => {
+            format!("{} ({} of KV, {})", counted(count, "prompt"), bytes(size), counted(hits as usize, "hit"))
+        }
+    };
+    let lost = |prompt: &&WarmPrompt| prompt.bytes_on_disk(root).is_ok_and(|bytes| bytes.is_none());
+    let lost = prompts
+        .iter()
+        .find(lost)
+        .map(|prompt| format!("the KV of {:?} is not on disk: `llmctl warm` computes it again", prompt.name));
+    let value = json!({"prompts": prompts.len(), "bytes": size, "hits": hits});
+    DoctorFact::new("folders", "warm_prompts", value, text).warn(faults.into_iter().next().or(lost))
 }
 
 /// Describes a folder. `obstacle` is the reason why it cannot be written.

@@ -30,6 +30,7 @@ pub mod sessions;
 pub mod template_cmd;
 pub mod terminal;
 mod think;
+pub mod warm;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -83,6 +84,7 @@ pub enum CliCommand {
     Quantize(model::quantize::QuantizeArgs),
     Sessions(sessions::SessionsArgs),
     Replay(Box<replay::ReplayArgs>),
+    Warm(Box<warm::WarmArgs>),
     Template(template_cmd::TemplateArgs),
     Config(config::config_cmd::ConfigArgs),
     Doctor(doctor::DoctorArgs),
@@ -100,6 +102,7 @@ impl CliCommand {
             Self::Worker(args) => Some(&mut args.model),
             Self::Launch(args) => Some(&mut args.model),
             Self::Replay(args) => Some(&mut args.model),
+            Self::Warm(args) => Some(&mut args.model),
             Self::Sessions(args) => match &mut args.command {
                 Some(sessions::SessionsCommand::Replay(args)) => Some(&mut args.model),
                 _ => None,
@@ -217,6 +220,7 @@ fn dispatch(mut command: CliCommand, context: CommandContext<'_>) -> Result<Exit
             replay::replay_session(args, store, format, terminal)
         }),
         CliCommand::Replay(args) => replay::run(&args, terminal),
+        CliCommand::Warm(args) => warm::run(&args, context),
         CliCommand::Template(args) => template_cmd::run(args, context),
         CliCommand::Config(args) => config::config_cmd::run(args, context),
         CliCommand::Doctor(args) => doctor::run(args, context),

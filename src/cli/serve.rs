@@ -27,10 +27,11 @@ use self::fleet::FleetArgs;
 use super::error::{CommandError, Exit, Kind};
 use super::mcp::{McpServerArgs, SharedToolServers};
 use super::places::{KeptFiles, Places};
+use super::sessions::{self, archive};
 use super::terminal::Terminal;
 use crate::cli::flags::args::{
-    ByteSize, EngineArgs, EngineOptions, FetchArgs, ModelArgs, POOLINGS, SamplingArgs, TimeSpan, count,
-    most_used, one_of,
+    ByteSize, DEFAULT_KV_DISK, EngineArgs, EngineOptions, FetchArgs, ModelArgs, POOLINGS, SamplingArgs,
+    TimeSpan, count, most_used, one_of,
 };
 use crate::cli::model::load;
 use crate::cli::model::load::{PreparedTexts, remote};
@@ -280,6 +281,12 @@ pub struct ServeSessionArgs {
     /// Without it, sessions over HTTP and those of the terminal know nothing of each other.
     #[arg(long)]
     pub share_sessions: bool,
+
+    /// Import prompts that were computed ahead, from a file of `llmctl warm --out`
+    ///
+    /// Once: later starts find them. The file is checked as a whole, and refused if it is damaged.
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub warm: Vec<PathBuf>,
 }
 
 /// Flags of reading requests and answers.
@@ -498,6 +505,7 @@ impl RunningServer {
         }
         terminal.detail(&format!("{} answers 503 while the model is loaded", server.address()));
         let tools = tools::begin(args, &server, terminal)?;
+        import_warm(args, terminal, places)?;
         let (stop, stops) = mpsc::channel();
         let shared = shared(args, observer.clone(), terminal, places);
         let downloads = CacheDownloads {
@@ -614,6 +622,19 @@ fn shared(args: &ServeArgs, observer: Observer, terminal: &Terminal, places: &Pl
         terminal.warn(format!("{obstacle}; {end}"));
     }
     ServerShared::new(store, observer, args.capacity.options(&args.engine).sharing.max_sessions)
+}
+
+/// Imports the prompts of `--warm`.
+fn import_warm(args: &ServeArgs, terminal: &Terminal, places: &Places) -> Result<(), CommandError> {
+    if !args.sessions.warm.is_empty() && is_remote(args) {
+        return Err(CommandError::usage("--warm: the KV is on the machine of --engine"));
+    }
+    for file in &args.sessions.warm {
+        let kv_limit = args.engine.kv_disk.map_or(DEFAULT_KV_DISK, |size| size.0);
+        let (_, text) = archive::import_prompts(file, &sessions::store(places)?, kv_limit)?;
+        text.lines().for_each(|line| terminal.note(line));
+    }
+    Ok(())
 }
 
 /// Loads a model and everything that requests need. Calls `gave_up` when its engine cannot be brought back.

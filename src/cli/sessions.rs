@@ -5,7 +5,7 @@
 //! `listing` and `show` make tables, `export` writes a conversation, `archive` moves a session between machines, `removal` removes what was requested and
 //! nothing else.
 
-mod archive;
+pub mod archive;
 mod export;
 mod listing;
 mod removal;

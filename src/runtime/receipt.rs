@@ -81,15 +81,11 @@ pub struct Receipt {
     pub prompt_sha256: String,
     pub sampling: SamplingRecord,
     /// Number of the answer's first tokens that the request gave.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "llmctl_base::units::is_zero")]
     pub given: usize,
     /// Ids of the answer without the end-of-generation token.
     pub answer: Vec<u32>,
     pub finish: Finish,
-}
-
-fn is_zero(count: &usize) -> bool {
-    *count == 0
 }
 
 impl Receipt {

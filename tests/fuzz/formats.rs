@@ -60,13 +60,19 @@ pub fn session_archive(data: &[u8]) -> bool {
         }
     };
     let store = SessionStore::new(folder.0.join("sessions")).with_kv(Some(folder.0.join("kv")));
+    if !archive.prompts().is_empty() {
+        let imported = store.import_prompts(&mut archive, 1 << 20).expect("what was checked is imported");
+        let package = store.pack_prompts(archive.prompts(), |_, _| None).expect("what was imported is read");
+        assert!(package.num_pages >= imported.num_pages);
+        return true;
+    }
     let import = Import { name: None, owner: None, kv_limit: 1 << 20 };
     let imported = store.import(&mut archive, import).expect("what was checked is imported");
     let package = store.pack(&imported.name, |_, _| None).expect("what was imported is read");
     let mut written = Vec::new();
     package.write(&mut written).expect("memory takes it");
     folder.write("again", &written);
-    assert_eq!(open(&folder.0.join("again")).expect("sound").num_pages(), imported.num_pages);
+    assert_eq!(open(&folder.0.join("again")).expect("sound").num_pages(), imported.pages.num_pages);
     true
 }
 

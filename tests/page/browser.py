@@ -964,6 +964,18 @@ class Suite:
             self.wait(page, "/^Since the start: [1-9]/.test(document.querySelector('#plots').lastChild.textContent)")
             titles = page.eval_on_selector_all(".plot h3", "all => all.map(one => one.firstChild.data)")
             assert titles == ["Tokens/s", "Requests", "KV in use", "Warm share of prompts"], titles
+            # A client that writes the time into its system prompt.
+            page.evaluate("""async () => {
+                for (const time of ["07:36", "07:41"]) {
+                    const messages = [
+                        {role: "system", content: `You help people who write programs. It is ${time} now.`},
+                        {role: "user", content: "hello"}, {role: "assistant", content: "hi"}, {role: "user", content: `At ${time}?`},
+                    ];
+                    const headers = {"content-type": "application/json"};
+                    await fetch("v1/chat/completions", {method: "POST", headers, body: JSON.stringify({messages, max_tokens: 1})});
+                }
+            }""")
+            page.wait_for_selector("#plots .note >> text=broke the warm prefix by a date or time: 1 prompt, ")
             self.check_access(page, "plots")
             page.wait_for_timeout(4500 if self.options.shots else 0)
             self.shot(page, "plots")

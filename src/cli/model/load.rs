@@ -34,7 +34,7 @@ use llmctl_base::{Error, GivenSampling, LoadError, Notice};
 use llmctl_engine::{Engine, EngineClient, EngineConfig, EngineSpec, Speculation};
 use llmctl_hub::builtin::GUIDE;
 use llmctl_hub::{ModelSource, PullExtent, Resolved};
-use llmctl_models::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore};
+use llmctl_models::kv::disk::{DEFAULT_QUEUE_BYTES, DiskConfig, DiskStore, WarmPrompt};
 use llmctl_models::load;
 use llmctl_models::load::{
     CpuOptions, Device, DeviceKind, Fingerprint, ImageUse, Isa, LEAST_BYTES, LoadOptions, LoadedDraft,
@@ -367,7 +367,9 @@ fn open_kv(
     terminal: &Terminal,
 ) -> Result<Option<DiskStore>, CommandError> {
     let limit_bytes = asked.kv_disk.unwrap_or(DEFAULT_KV_DISK);
-    let root = Places::from_environment().kv().filter(|_| asked.keeps_sessions && limit_bytes > 0);
+    // Without sessions nothing is saved, and there is something to read where prompts were computed ahead.
+    let is_used = |root: &PathBuf| asked.keeps_sessions || WarmPrompt::changed(root).is_some();
+    let root = Places::from_environment().kv().filter(|root| limit_bytes > 0 && is_used(root));
     if let Some(root) = &root {
         let hashes = || ModelFiles::of(files).ok().map(|files| load::content_hashes(&files));
         match load::adopt_pages(root, model, hashes) {

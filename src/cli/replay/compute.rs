@@ -16,12 +16,9 @@ pub struct Computed {
     /// The builds that answered then and now.
     pub builds: [String; 2],
     /// Under another model, the log-probabilities of the answer's tokens, from the first one that was generated.
-    pub scores: Option<Vec<Score>>,
+    pub scores: Option<Vec<Logprob>>,
     pub agreement: Option<Agreement>,
 }
-
-/// Log-probability of a token, and the most likely ones.
-pub type Score = Logprob;
 
 /// The first token that differs.
 #[derive(Debug, Clone, PartialEq)]
@@ -148,7 +145,7 @@ fn difference(llm: &Loaded, receipt: &Receipt, at: usize, replayed: ReplayedToke
 ///
 /// # Errors
 /// The engine's refusal or failure.
-pub fn scores(llm: &Loaded, answer: &AnswerRecord) -> Result<Vec<Score>, CommandError> {
+pub fn scores(llm: &Loaded, answer: &AnswerRecord) -> Result<Vec<Logprob>, CommandError> {
     let mut scores = score(llm, answer, &answer.receipt.answer, MAX_LOGPROBS)?;
     scores.drain(..answer.receipt.given.min(scores.len()));
     Ok(scores)
@@ -160,7 +157,7 @@ fn score(
     answer: &AnswerRecord,
     tokens: &[u32],
     num_alternatives: usize,
-) -> Result<Vec<Score>, CommandError> {
+) -> Result<Vec<Logprob>, CommandError> {
     let mut prompt = [&answer.prompt, tokens].concat();
     prompt.truncate(llm.engine().spec().context_length() - 1);
     let from = answer.prompt.len().saturating_sub(1); // the first token of a prompt has no probability
@@ -185,9 +182,9 @@ fn score(
 
 impl Agreement {
     /// Compares the scores of an answer under another model with those of the model that gave it.
-    pub fn of(receipt: &Receipt, other: &[Score], first: Result<Vec<Score>, String>) -> Self {
+    pub fn of(receipt: &Receipt, other: &[Logprob], first: Result<Vec<Logprob>, String>) -> Self {
         let answer = &receipt.answer[receipt.given..];
-        let top = |score: &Score| score.top.first().map(|(id, _)| *id);
+        let top = |score: &Logprob| score.top.first().map(|(id, _)| *id);
         let num_same = answer.iter().zip(other).filter(|(id, score)| top(score) == Some(**id)).count();
         let divergence = first.map(|first| {
             let pairs = || first.iter().zip(other);
@@ -201,7 +198,7 @@ impl Agreement {
 
 /// Returns the Kullback-Leibler divergence in nats of two distributions as far as both are known: of the token, of those among the
 /// most likely of both, and of all others as one. It is at most that of the whole distributions.
-fn kl(id: u32, first: &Score, other: &Score) -> f64 {
+fn kl(id: u32, first: &Logprob, other: &Logprob) -> f64 {
     let known = |(token, logprob): &(u32, f32)| {
         let of_other = other.top.iter().find(|(other, _)| other == token);
         of_other.filter(|_| *token != id).map(|(_, other)| (*logprob, *other))
@@ -224,13 +221,13 @@ mod tests {
     fn divergence_is_that_of_the_formula() {
         let score = |probabilities: &[f32]| {
             let top = (0..).zip(probabilities.iter().map(|p| p.ln())).collect::<Vec<(u32, f32)>>();
-            Score { logprob: top[0].1, top }
+            Logprob { logprob: top[0].1, top }
         };
         let (first, other) = (score(&[0.5, 0.25]), score(&[0.25, 0.5]));
         let expected = 0.5 * 2f64.ln() + 0.25 * 0.5f64.ln(); // the rest is a quarter in both
         assert!((kl(0, &first, &other) - expected).abs() < 1e-6);
         assert_eq!(kl(0, &first, &first), 0.0);
-        let unknown = Score { logprob: 0.25f32.ln(), top: vec![(9, 0.5f32.ln())] };
+        let unknown = Logprob { logprob: 0.25f32.ln(), top: vec![(9, 0.5f32.ln())] };
         let lumped = 0.5 * 2f64.ln() + 0.5 * (0.5f64 / 0.75).ln();
         assert!((kl(0, &first, &unknown) - lumped).abs() < 1e-6, "what one lacks counts as one");
     }

@@ -41,7 +41,7 @@ struct RecordedFile {
     /// The row's `custom_id`, or `line-N`.
     id: String,
     /// Index of the answer, if the row asks for several.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "llmctl_base::units::is_zero")]
     choice: usize,
     /// Reference that finds the model on any machine; absent for a path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -55,10 +55,6 @@ struct RecordedFile {
     images: Vec<Value>,
     prompt: Vec<u32>,
     receipt: Receipt,
-}
-
-fn is_zero(count: &usize) -> bool {
-    *count == 0
 }
 
 /// A folder that answers are recorded in.

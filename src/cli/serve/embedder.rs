@@ -20,7 +20,7 @@ use llmctl_serve::{App, ServedModel};
 /// Flags that have no meaning with a model that writes no text.
 pub const WITHOUT_MEANING: &str = "\
     draft_model chat_template bos_id eos_id mmproj no_mmproj image_tokens lora kv_type no_warm_resume kv_memory kv_disk speculate parallel \
-    max_waiting max_sessions session_ttl session_wait share_sessions refuse_special_tokens strict_limits loop_guard \
+    max_waiting max_sessions session_ttl session_wait share_sessions warm refuse_special_tokens strict_limits loop_guard \
     schema_open no_think think tool_format reasoning_format mcp_config tool_timeout";
 
 /// Returns the files of `--model` if it is for embeddings or scores: its files say so, or flags do.

@@ -1,7 +1,7 @@
 //! `sessions export --with-kv` and `sessions import`: a session in one file, warm on another machine.
 
 use std::fs::File;
-use std::io::{self, BufWriter, IsTerminal};
+use std::io::{self, BufWriter, IsTerminal, Read};
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -16,6 +16,7 @@ use llmctl_engine::session::store::{
     Archive, ArchiveManifest, ArchivedModel, Import, Package, SessionName, SessionStore,
 };
 use llmctl_hub::{Aliases, ModelRef};
+use llmctl_models::kv::disk::WarmPrompt;
 use llmctl_models::load::{Fingerprint, ModelFiles, content_hashes};
 
 /// Stands for stdin or stdout.
@@ -49,7 +50,7 @@ pub fn export(
 }
 
 /// Returns the content hashes of the model that a session's reference leads to, if it computed with this fingerprint.
-fn hashes_of(reference: &str, model: &Fingerprint, places: &Places) -> Option<Vec<String>> {
+pub fn hashes_of(reference: &str, model: &Fingerprint, places: &Places) -> Option<Vec<String>> {
     let reference = ModelRef::parse(reference).ok()?;
     let resolved = llmctl_hub::resolve(&reference, &places.hub_paths(), &Aliases::default()).ok()?;
     let files = ModelFiles::of(&resolved).ok()?;
@@ -57,7 +58,7 @@ fn hashes_of(reference: &str, model: &Fingerprint, places: &Places) -> Option<Ve
 }
 
 /// Writes a file that has its name when it is whole; returns its length.
-fn write(package: &Package, path: &Path) -> io::Result<u64> {
+pub fn write(package: &Package, path: &Path) -> io::Result<u64> {
     let (unfinished, file) = UnfinishedFile::create_private(path)?;
     let mut out = BufWriter::new(file);
     let num_bytes = package.write(&mut out)?;
@@ -113,6 +114,43 @@ fn models_json(manifest: &ArchiveManifest) -> Value {
     manifest.models.iter().map(model).collect()
 }
 
+/// Returns whether a file begins as one of `export --with-kv` or `warm --out` does: as zstd.
+pub fn is_archive(file: &Path) -> bool {
+    let mut start = [0; 4];
+    File::open(file).and_then(|mut file| file.read_exact(&mut start)).is_ok() && start == *b"\x28\xb5\x2f\xfd"
+}
+
+/// Imports prompts that were computed ahead. Returns them and what to say of them.
+///
+/// # Errors
+/// The file cannot be read, is damaged or is none of `warm --out`.
+pub fn import_prompts(
+    file: &Path,
+    store: &SessionStore,
+    kv_limit: u64,
+) -> Result<(Vec<WarmPrompt>, String), CommandError> {
+    let opened = File::open(file).map_err(|error| CommandError::reading(file, error))?;
+    let mut archive = Archive::open(file, opened)?;
+    let imported = store.import_prompts(&mut archive, kv_limit)?;
+    let prompts = archive.prompts().to_vec();
+    let mut text = String::new();
+    for prompt in &prompts {
+        text.push_str(&format!(
+            "{}: {} for {}\n",
+            prompt.name,
+            counted(prompt.num_tokens(), "token"),
+            prompt.model
+        ));
+    }
+    let added = match imported.num_pages {
+        0 => "all were here already".to_owned(),
+        count => format!("{} of {} of KV", count, counted(archive.num_pages(), "page")),
+    };
+    text.push_str(&format!("{} of {}: {added}\n", counted(prompts.len(), "prompt"), file.display()));
+    imported.notices.iter().for_each(|notice| text.push_str(&format!("{notice}\n")));
+    Ok((prompts, text))
+}
+
 /// Imports a file, or stdin.
 ///
 /// # Errors
@@ -138,7 +176,7 @@ pub fn import(
     let mut text = format!(
         "session {name} is imported: {}, {} of {} of KV{}\n",
         counted(turns, "turn"),
-        imported.num_pages,
+        imported.pages.num_pages,
         counted(archive.num_pages(), "page"),
         model_text(&archive.manifest().models),
     );
@@ -146,24 +184,24 @@ pub fn import(
         let names: Vec<&str> = imported.branches.iter().map(SessionName::as_str).collect();
         text.push_str(&format!("branches: {}\n", names.join(", ")));
     }
-    if imported.num_removed > 0 {
+    if imported.pages.num_removed > 0 {
         text.push_str(&format!(
             "{} of KV used longest ago made room\n",
-            counted(imported.num_removed as usize, "page")
+            counted(imported.pages.num_removed as usize, "page")
         ));
     }
-    imported.notices.iter().for_each(|notice| text.push_str(&format!("{notice}\n")));
+    imported.pages.notices.iter().for_each(|notice| text.push_str(&format!("{notice}\n")));
     let object = json!({
         "imported": name.as_str(),
         "branches": imported.branches.iter().map(SessionName::as_str).collect::<Value>(),
         "turns": turns,
         "bytes": archive.num_bytes(),
-        "kv_pages": imported.num_pages,
+        "kv_pages": imported.pages.num_pages,
         "kv_pages_in_file": archive.num_pages(),
-        "kv_pages_removed": imported.num_removed,
+        "kv_pages_removed": imported.pages.num_removed,
         "llmctl": archive.manifest().llmctl,
         "models": models_json(archive.manifest()),
-        "notices": imported.notices,
+        "notices": imported.pages.notices,
     });
     Ok((text, object))
 }

@@ -6,14 +6,17 @@
 //! when the I/O thread has room, and only a few per step while requests run.
 
 use std::collections::{HashSet, VecDeque};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
 
-use super::Engine;
 use super::generation::{Generation, RequestId};
 use super::queue::QueuedRequest;
+use super::{Engine, EngineLoad};
+use crate::request::ReuseReason;
+use crate::sequence::Resumed;
 use llmctl_base::notice::Notice;
 use llmctl_models::kv::disk;
-use llmctl_models::kv::disk::{DiskEvent, DiskStore, MissingReason, PageLabel, PageUse};
+use llmctl_models::kv::disk::{DiskEvent, DiskStore, MissingReason, PageLabel, PageUse, WarmPrompt};
 use llmctl_models::kv::pool::PageHold;
 use llmctl_models::kv::{KvGroup, PAGE_TOKENS, PageContent, PageName, PagePool, Tokens, prefix, reachable};
 use llmctl_models::tensor::SharedBytes;
@@ -32,6 +35,17 @@ pub(super) struct KvDisk {
     saves: Saves,
     restoring: Vec<Restoring>,
     notices: Vec<Notice>,
+    warm: WarmPrompts,
+}
+
+/// Prompts that were computed ahead, and the requests that began with one.
+#[derive(Debug, Default)]
+struct WarmPrompts {
+    /// With the bytes of their pages.
+    prompts: Vec<(WarmPrompt, u64)>,
+    /// Time of their folder's last change when they were read.
+    changed: Option<SystemTime>,
+    num_hits: usize,
 }
 
 /// Identity of a full page within a sequence.
@@ -126,7 +140,9 @@ impl Saves {
 
 impl KvDisk {
     pub fn new(store: DiskStore) -> Self {
-        Self { store, saves: Saves::default(), restoring: Vec::new(), notices: Vec::new() }
+        let (saves, mut warm) = (Saves::default(), WarmPrompts::default());
+        warm.refresh(store.root());
+        Self { store, saves, restoring: Vec::new(), notices: Vec::new(), warm }
     }
 
     pub fn num_restoring(&self) -> usize {
@@ -145,6 +161,51 @@ impl KvDisk {
 
     fn has(&self, page: &PageAt) -> bool {
         self.store.contains(page.disk_key())
+    }
+}
+
+impl WarmPrompts {
+    /// Reads the prompts if their folder has changed.
+    fn refresh(&mut self, root: &Path) {
+        let changed = WarmPrompt::changed(root);
+        if changed == self.changed {
+            return;
+        }
+        let prompts = WarmPrompt::read_all(root).0.into_iter();
+        let measured = |prompt: WarmPrompt| {
+            let num_bytes = prompt.bytes_on_disk(root).ok().flatten()?;
+            Some((prompt, num_bytes))
+        };
+        (self.prompts, self.changed) = (prompts.filter_map(measured).collect(), changed);
+    }
+}
+
+/// Prompts that were computed ahead.
+impl Engine {
+    /// Counts a request that begins with all pages of a prompt that was computed ahead, unless its session had them.
+    pub(super) fn count_warm_hit(&mut self, resumed: &Resumed) {
+        let Some(KvDisk { store, warm, .. }) = &mut self.disk else { return };
+        warm.refresh(store.root());
+        if !matches!(resumed.reuse.reason, ReuseReason::PrefixCache | ReuseReason::Restored) {
+            return;
+        }
+        let pages = resumed.sequence.resident().table().names();
+        let begun = warm.prompts.iter().map(|(prompt, _)| prompt).filter(|prompt| prompt.begins(pages));
+        if let Some(longest) = begun.max_by_key(|prompt| prompt.num_tokens()) {
+            warm.num_hits += 1;
+            drop(longest.count_hit(store.root())); // a count that is not written is no reason to fail a request
+        }
+    }
+
+    /// Returns the load of prompts that were computed ahead; all else is 0.
+    pub(super) fn warm_load(&self) -> EngineLoad {
+        let Some(KvDisk { warm, .. }) = &self.disk else { return EngineLoad::default() };
+        EngineLoad {
+            warm_prompts: warm.prompts.len(),
+            warm_bytes: warm.prompts.iter().map(|(_, num_bytes)| *num_bytes as usize).sum(),
+            warm_hits: warm.num_hits,
+            ..EngineLoad::default()
+        }
     }
 }
 

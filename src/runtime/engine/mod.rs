@@ -72,7 +72,7 @@ fn new_pool(spec: &EngineSpec) -> PagePool {
 
 /// Requests in flight, and KV memory in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(default, deny_unknown_fields)]
 pub struct EngineLoad {
     pub num_waiting: usize,
     pub num_running: usize,
@@ -82,6 +82,11 @@ pub struct EngineLoad {
     pub kv_capacity: usize,
     /// Backed by memory, cached pages included.
     pub kv_allocated: usize,
+    /// Prompts whose KV `llmctl warm` keeps on disk, as of the last request, and bytes of that KV.
+    pub warm_prompts: usize,
+    pub warm_bytes: usize,
+    /// Requests that began with one of them.
+    pub warm_hits: usize,
 }
 
 impl Engine {
@@ -150,6 +155,7 @@ impl Engine {
             kv_free: self.pool.free_bytes(),
             kv_capacity: self.pool.capacity(),
             kv_allocated: self.pool.allocated_bytes(),
+            ..self.warm_load()
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::Engine;
 use super::generation::{EngineEvents, Generation};
 use super::schedule::WaitingRequest;
-use crate::request::{Event, Finish};
+use crate::request::{EngineSessionName, Event, Finish};
 use llmctl_base::error::{Error, Result};
 
 /// Waiting requests in order of arrival.
@@ -149,6 +149,9 @@ impl Engine {
     /// Starts a request from its resumable prefix. Pages beyond `num_indexed` tokens came from disk.
     pub(super) fn begin(&mut self, mut generation: Generation, num_indexed: Option<usize>) {
         let resumed = self.resume(&generation, num_indexed);
+        if !generation.session().is_some_and(EngineSessionName::is_ahead) {
+            self.count_warm_hit(&resumed);
+        }
         generation.start(resumed, &mut self.events);
         let last_scheduled = self.tick();
         generation.set_last_scheduled(last_scheduled);

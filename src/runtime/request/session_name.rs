@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use llmctl_base::error::{Error, Result};
 
+const AHEAD: &str = "computed ahead";
+
 /// Name of a session in an engine.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -31,6 +33,16 @@ impl EngineSessionName {
     /// Returns `SCOPE/NAME`, where the scope is an owner or a kind of session that is not stored.
     pub fn scoped(scope: impl Display, name: impl Display) -> Self {
         Self(format!("{scope}/{name}"))
+    }
+
+    /// Returns the session in which a prompt is computed ahead. No owner of a key has a name with a space.
+    pub fn ahead(prompt: &str) -> Self {
+        Self::scoped(AHEAD, prompt)
+    }
+
+    /// Returns whether a prompt is computed ahead in it.
+    pub fn is_ahead(&self) -> bool {
+        self.0.split_once('/').is_some_and(|(scope, _)| scope == AHEAD)
     }
 
     /// Wraps the text of a name type that is never empty.

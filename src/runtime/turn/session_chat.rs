@@ -362,9 +362,8 @@ impl SessionChat {
         };
         record.receipt = decided.map(|Decided { recipe, begun }| {
             let own = TurnReceipt { recipe, given: begun.len(), hash: String::new() };
-            let before = self.saved.up_to(turn.kept_turns);
             let prompt = Tokens { ids: &turn.tokens, images: &spans, adapters: &record.adapters };
-            let hash = receipt_of(&record, &own, prompt, before.last_receipt_hash()).hash();
+            let hash = receipt_of(&record, &own, prompt, self.saved.receipt_hash(turn.kept_turns)).hash();
             TurnReceipt { hash, ..own }
         });
         self.add(turn.kept_turns, record, note)?;

@@ -21,7 +21,7 @@ use tokio::task::spawn_blocking;
 
 use super::eta::Eta;
 use super::generate::{
-    Admitted, FinishedChoice, GenerateRequest, Progress, Reader, Running, Sent, Totals, Update,
+    Admitted, FinishedChoice, GenerateRequest, Progress, Prompt, Reader, Running, Sent, Totals, Update,
 };
 use super::patience::{self, Patience};
 use super::prepare::{Assignment, Prepared, assign, prepare};
@@ -30,6 +30,7 @@ use crate::error::ApiError;
 use crate::sessions::{Opened, Placed, RequestSession, SessionTurn};
 use crate::telemetry::ledger::Ledger;
 use crate::telemetry::metrics::FinishedTurn;
+use crate::telemetry::prefix::AnsweredPrompt;
 use llmctl_base::Error;
 use llmctl_engine::turn::{Answer, AnswerStream, Delta, Finished, PlannedTurn, TurnPlan};
 use llmctl_engine::{
@@ -515,9 +516,33 @@ impl InFlight {
             inter_token: std::mem::take(&mut choice.inter_token),
         };
         self.app.observer().turn(&record);
+        if index == 0 {
+            self.record_prompt(&record);
+        }
         if let Some(ledger) = &self.ledger {
             ledger.turn(&record);
         }
+    }
+
+    /// Compares the prompt with earlier ones, unless the request has only what is new in its session.
+    fn record_prompt(&self, record: &FinishedTurn) {
+        let appends =
+            matches!(&self.request.session, Some(RequestSession::Stored(session)) if session.appends);
+        let (Prompt::Chat(conversation), Some(started), false) =
+            (&self.request.prompt, &record.started, appends)
+        else {
+            return;
+        };
+        let owner = self.ledger.as_ref().and_then(Ledger::owner);
+        self.app.observer().prompt(AnsweredPrompt {
+            user_agent: self.ledger.as_ref().and_then(Ledger::user_agent),
+            owner: owner.as_deref(),
+            model: &record.model,
+            session: self.session.as_ref(),
+            conversation,
+            started,
+            prefill: record.outcome.timings.prefill,
+        });
     }
 
     /// Saves the turn, frees its session, and notes the hash of the receipt.

@@ -416,15 +416,17 @@ pub async fn explain(
                 Some(key.engine_name())
             }
         };
-        let resumes = engine_name.map(|name| host.sessions().resumes(&name));
+        let resumes = engine_name.as_ref().map(|name| host.sessions().resumes(name));
         let Resumes { last, last_miss, notices, engines } = resumes.unwrap_or_default();
         // Tokens are text to the model that the session was with; one that is unloaded reads none.
         let was_with = engines.first();
         let was_with = was_with.and_then(|engine| host.apps().iter().find(|app| app.engines().had(*engine)));
         let miss = last_miss.map(|(resume, difference)| miss_json(&resume, &difference, was_with));
         let last = last.map(|resume| resume_json(&resume));
+        let broken = engine_name.and_then(|name| host.prefixes().last(&name));
         Ok(json!({
             "session_id": key.name.as_str(), "last_resume": last, "last_miss": miss, "notices": notices,
+            "prefix_break": broken.map(|broken| broken.to_json()),
         }))
     });
     explained.await

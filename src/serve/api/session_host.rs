@@ -17,6 +17,7 @@ use crate::error::ApiError;
 use crate::gate::owner::{Caller, SharesSessions};
 use crate::sessions::{Opened, SessionDirectory, SessionKey};
 use crate::shared::ServerShared;
+use crate::telemetry::prefix::PrefixWatch;
 use llmctl_base::Result;
 use llmctl_engine::session::store::SessionName;
 use llmctl_engine::{EngineClient, EngineSessionName};
@@ -43,6 +44,10 @@ impl SessionHost {
 
     pub fn sessions(&self) -> &SessionDirectory {
         self.shared.sessions()
+    }
+
+    pub fn prefixes(&self) -> &PrefixWatch {
+        self.shared.observer().prefixes()
     }
 
     /// Returns the loaded models.

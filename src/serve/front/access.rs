@@ -45,7 +45,9 @@ pub async fn observe(State(lifecycle): State<Lifecycle>, mut request: Request, n
     request.extensions_mut().insert(id.clone());
     let observer = lifecycle.observer().clone();
     let span = observer.begin_span(&request);
-    let ledger = Ledger::new(lifecycle.access_log().cloned(), observer, span);
+    let user_agent = request.headers().get(header::USER_AGENT).and_then(|value| value.to_str().ok());
+    let user_agent = user_agent.map(|agent| cut(agent).to_owned());
+    let ledger = Ledger::new(lifecycle.access_log().cloned(), observer, span, user_agent);
     let mut entry = TrackedRequest::new(&lifecycle, &request, &id, ledger.clone());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let is_anthropic = anthropic::is_anthropic(&path, request.headers());
@@ -171,7 +173,6 @@ struct TrackedRequest {
     method: Method,
     route: String,
     path: String,
-    user_agent: Option<String>,
     status: u16,
     num_bytes: u64,
     is_complete: bool,
@@ -180,7 +181,6 @@ struct TrackedRequest {
 impl TrackedRequest {
     fn new(lifecycle: &Lifecycle, request: &Request, id: &HttpRequestId, ledger: Ledger) -> Self {
         let connection = request.extensions().get::<ConnectionInfo>();
-        let user_agent = request.headers().get(header::USER_AGENT).and_then(|value| value.to_str().ok());
         let observer = lifecycle.observer().clone();
         observer.metrics().http.in_flight.inc();
         Self {
@@ -193,7 +193,6 @@ impl TrackedRequest {
             method: request.method().clone(),
             route: route_of(request).unwrap_or("none").to_owned(),
             path: cut(request.uri().path()).to_owned(),
-            user_agent: user_agent.map(|agent| cut(agent).to_owned()),
             status: CLIENT_CLOSED_REQUEST,
             num_bytes: 0,
             is_complete: false,
@@ -214,7 +213,7 @@ impl TrackedRequest {
             ("bytes", json!(self.num_bytes)),
             ("ms", json!(self.ms())),
             ("complete", json!(self.is_complete)),
-            ("user_agent", json!(self.user_agent)),
+            ("user_agent", json!(self.ledger.user_agent())),
         ];
         members.map(|(name, value)| (name.to_owned(), value)).into_iter().collect()
     }

@@ -27,6 +27,8 @@ struct PendingLine {
     log: Option<AccessLog>,
     observer: Observer,
     span: Option<Box<dyn RequestSpan>>,
+    /// What the client calls itself.
+    user_agent: Option<String>,
     entries: Mutex<Entries>,
 }
 
@@ -41,8 +43,22 @@ struct Entries {
 }
 
 impl Ledger {
-    pub fn new(log: Option<AccessLog>, observer: Observer, span: Option<Box<dyn RequestSpan>>) -> Self {
-        Self(Arc::new(PendingLine { log, observer, span, entries: Mutex::default() }))
+    pub fn new(
+        log: Option<AccessLog>,
+        observer: Observer,
+        span: Option<Box<dyn RequestSpan>>,
+        user_agent: Option<String>,
+    ) -> Self {
+        Self(Arc::new(PendingLine { log, observer, span, user_agent, entries: Mutex::default() }))
+    }
+
+    pub fn user_agent(&self) -> Option<&str> {
+        self.0.user_agent.as_deref()
+    }
+
+    /// Returns the owner of the request's key.
+    pub fn owner(&self) -> Option<String> {
+        self.entries().key.clone()
     }
 
     /// Returns the ledger of the request that this task answers; `None` outside of one.

@@ -16,6 +16,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
+use super::prefix::PrefixBreak;
 use crate::engines::EngineStatus;
 use crate::engines::engine::Health;
 use llmctl_engine::{DraftModelUsage, EngineLoad, EngineSpec, Finish, Outcome, Started};
@@ -147,6 +148,19 @@ struct FinishLabels {
     finished_reason: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct BreakLabels {
+    client: String,
+    cause: &'static str,
+}
+
+/// Prompts that did not repeat what they could have.
+#[derive(Debug, Default)]
+struct BreakMetrics {
+    prompts: Family<BreakLabels, Counter>,
+    tokens: Family<BreakLabels, Counter>,
+}
+
 type Level = Gauge<i64, AtomicI64>;
 type Ratio = Gauge<f64, AtomicU64>;
 type PerEngine<M> = Family<EngineLabels, M>;
@@ -172,6 +186,7 @@ pub struct Metrics {
     pub http: HttpMetrics,
     pub engine: EngineMetrics,
     turns: TurnMetrics,
+    breaks: BreakMetrics,
     process: ProcessMetrics,
 }
 
@@ -205,12 +220,17 @@ impl HttpMetrics {
 type MetricRow<N, S, V> = (N, &'static str, fn(&S) -> V);
 
 /// Names, descriptions and values of what an engine has at a moment.
-const LEVELS: [MetricRow<&str, EngineStatus, usize>; 7] = [
+const LEVELS: [MetricRow<&str, EngineStatus, usize>; 10] = [
     ("llmctl_engine_up", "1 while the engine is there", |status| usize::from(status.health == Health::Up)),
     ("llmctl_sessions", "Sessions in the engine", |status| load_of(status).num_sessions),
     ("llmctl_kv_capacity_bytes", "Most that KV may take", |status| load_of(status).kv_capacity),
     ("llmctl_kv_allocated_bytes", "KV with memory behind it", |status| load_of(status).kv_allocated),
     ("llmctl_kv_held_bytes", "KV that requests and sessions hold", held),
+    ("llmctl_warm_prompts", "Prompts computed ahead", |status| load_of(status).warm_prompts),
+    ("llmctl_warm_bytes", "KV of prompts computed ahead, on disk", |status| load_of(status).warm_bytes),
+    ("llmctl_warm_hits", "Requests that began with a prompt computed ahead", |status| {
+        load_of(status).warm_hits
+    }),
     ("vllm:num_requests_running", "Requests being computed", |status| load_of(status).num_running),
     ("vllm:num_requests_waiting", "Requests in the queue", |status| load_of(status).num_waiting),
 ];
@@ -398,6 +418,7 @@ impl Default for Metrics {
             http: HttpMetrics::default(),
             engine: EngineMetrics::default(),
             turns: TurnMetrics::new(),
+            breaks: BreakMetrics::default(),
             process: ProcessMetrics::default(),
         };
         metrics.register_server();
@@ -408,6 +429,12 @@ impl Default for Metrics {
 impl Metrics {
     pub fn turn(&self, record: &FinishedTurn) {
         self.turns.add(record);
+    }
+
+    pub fn prefix_break(&self, broken: &PrefixBreak) {
+        let labels = BreakLabels { client: broken.client.clone(), cause: broken.cause.name() };
+        self.breaks.prompts.get_or_create(&labels).inc();
+        self.breaks.tokens.get_or_create(&labels).inc_by(broken.tokens as u64);
     }
 
     /// Begins to show what concerns this model, which so many engines compute.
@@ -495,6 +522,13 @@ impl Metrics {
         r.register("vllm:cache_config_info", "Blocks of KV, with their size in tokens", blocks);
         let resumed = turns.resumed.clone();
         r.register("llmctl_turns_started", "Turns by why as much of their prompt was reused", resumed);
+        let BreakMetrics { prompts, tokens } = &self.breaks;
+        r.register(
+            "llmctl_prefix_breaks",
+            "Prompts that changed what their client had sent before",
+            prompts.clone(),
+        );
+        r.register("llmctl_prefix_break_tokens", "Prompt tokens computed again for that", tokens.clone());
         r.register("vllm:request_success", "Turns by how they ended", turns.finished.clone());
         for ((names, help, _), count) in COUNTS.iter().zip(&turns.counts) {
             names.iter().for_each(|name| r.register(*name, *help, count.clone()));

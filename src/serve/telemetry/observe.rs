@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use axum::extract::Request;
 
 use super::metrics::{FinishedTurn, Metrics};
+use super::prefix::{AnsweredPrompt, PrefixWatch};
 use super::spans::{RequestSpan, SpanSource};
 use llmctl_engine::EngineLoad;
 
@@ -30,6 +31,7 @@ pub struct Observer {
 struct ObserverState {
     metrics: Metrics,
     rate: Mutex<TurnRate>,
+    prefixes: PrefixWatch,
     spans: Option<Box<dyn SpanSource>>,
 }
 
@@ -79,6 +81,18 @@ impl Observer {
             let took = timings.total.saturating_sub(timings.queue);
             self.rate().ended(Instant::now(), took);
         }
+    }
+
+    /// Finds out what of an answered prompt broke the prefix of an earlier one: for the log, the metrics and `explain`.
+    pub fn prompt(&self, prompt: AnsweredPrompt<'_>) {
+        if let Some(broken) = self.state.prefixes.note(prompt) {
+            tracing::info!("{}", broken.line());
+            self.state.metrics.prefix_break(&broken);
+        }
+    }
+
+    pub(crate) fn prefixes(&self) -> &PrefixWatch {
+        &self.state.prefixes
     }
 
     /// Sends the last spans, for at most this long.
@@ -213,14 +227,7 @@ mod tests {
 
     #[test]
     fn a_turn_that_never_started_says_nothing_of_the_pace() {
-        let load = EngineLoad {
-            num_waiting: 60,
-            num_running: 1,
-            num_sessions: 0,
-            kv_free: 0,
-            kv_capacity: 1,
-            kv_allocated: 0,
-        };
+        let load = EngineLoad { num_waiting: 60, num_running: 1, kv_capacity: 1, ..EngineLoad::default() };
         let observer = Observer::default();
         observer.turn(&FinishedTurn { started: None, ..record(100_000) });
         assert_eq!(observer.retry_after(&load), UNKNOWN_WAIT);

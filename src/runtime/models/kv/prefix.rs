@@ -15,11 +15,28 @@ use llmctl_image::ImageHash;
 use sha2::{Digest, Sha256};
 
 use super::{PageRef, Tokens};
+use serde::{Deserialize, Serialize};
+
 use crate::backend::{PAGE_TOKENS, PageId};
 
 /// Name of a page: a hash of all tokens and images up to its end.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct PageName(pub [u8; 32]);
+
+impl From<PageName> for String {
+    fn from(name: PageName) -> Self {
+        name.to_string()
+    }
+}
+
+impl TryFrom<String> for PageName {
+    type Error = String;
+
+    fn try_from(hex: String) -> Result<Self, String> {
+        Self::from_hex(&hex).ok_or_else(|| format!("{hex:?} is no name of a page"))
+    }
+}
 
 impl PageName {
     /// Returns the name of a page from its parent and tokens.

@@ -46,7 +46,7 @@ use llmctl_models::adapters::AdapterUse;
 use llmctl_models::images::ImageSpan;
 use llmctl_template::message::Message;
 
-pub use self::archive::{Archive, ArchiveManifest, ArchivedModel, Import, Imported, Package};
+pub use self::archive::{Archive, ArchiveManifest, ArchivedModel, Import, Imported, ImportedPages, Package};
 pub use self::blobs::{Blobs, hashes};
 pub use self::listing::{Listed, SessionSummary};
 pub use self::name::{MAX_NAME_BYTES, SessionName, percent_decoded};

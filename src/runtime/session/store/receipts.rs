@@ -46,16 +46,20 @@ impl SavedSession {
         TokenBuf { ids, images: self.spans(), adapters: last.turn.adapters.clone() }
     }
 
-    /// Returns the hash of the last turn's receipt, as recorded.
+    /// Returns the hash of a turn's receipt, as recorded. Turns count from 1.
+    pub fn receipt_hash(&self, number: usize) -> Option<&str> {
+        Some(&self.turns.get(number.checked_sub(1)?)?.turn.receipt.as_ref()?.hash)
+    }
+
+    /// As [`Self::receipt_hash`], of the last turn.
     pub fn last_receipt_hash(&self) -> Option<&str> {
-        Some(&self.turns.last()?.turn.receipt.as_ref()?.hash)
+        self.receipt_hash(self.turns.len())
     }
 
     /// Returns the receipt of the last turn, computed from what the file says of it; `None` without one.
     pub fn last_receipt(&self) -> Option<Receipt> {
         let turn = &self.turns.last()?.turn;
-        let before = self.up_to(self.turns.len() - 1);
-        let prompt = self.last_prompt();
-        Some(receipt_of(turn, turn.receipt.as_ref()?, prompt.as_tokens(), before.last_receipt_hash()))
+        let (prompt, previous) = (self.last_prompt(), self.receipt_hash(self.turns.len() - 1));
+        Some(receipt_of(turn, turn.receipt.as_ref()?, prompt.as_tokens(), previous))
     }
 }

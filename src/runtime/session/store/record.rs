@@ -200,13 +200,9 @@ struct ReceiptRecord {
     /// Absent if it is that of the turn before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     recipe: Option<Box<AnswerRecipe>>,
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "llmctl_base::units::is_zero")]
     given: usize,
     hash: String,
-}
-
-fn is_zero(count: &usize) -> bool {
-    *count == 0
 }
 
 /// A run of image rows.

@@ -279,10 +279,10 @@ pub struct DoneLine {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub adapters: Vec<AdapterUse>,
     /// Tokens that were computed before they were sampled; 0 for calls without `events`.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "llmctl_base::units::is_zero")]
     pub drafted_tokens: usize,
     /// Those of them that were sampled then.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "llmctl_base::units::is_zero")]
     pub accepted_tokens: usize,
     /// Those of a draft model among them; `None` for calls without `events`, or without a draft model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -295,10 +295,6 @@ pub struct DoneLine {
     pub images: ImageUsage,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encode_ms: Option<f64>,
-}
-
-fn is_zero(count: &usize) -> bool {
-    *count == 0
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

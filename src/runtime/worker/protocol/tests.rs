@@ -401,6 +401,9 @@ fn every_answer_is_told_from_the_others() {
         kv_free: 4,
         kv_capacity: usize::MAX,
         kv_allocated: 6,
+        warm_prompts: 7,
+        warm_bytes: 8,
+        warm_hits: 9,
     };
     let answers = vec![
         ReplyBody::Opened { opened: Yes, session_id: session_id.clone(), existed: Some(false) },

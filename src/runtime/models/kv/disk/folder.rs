@@ -25,7 +25,7 @@ use llmctl_base::private_files::{private_file, private_folder};
 pub(super) const MANIFEST: &str = "manifest.json";
 /// Says of a folder that came from another machine which weights its pages were computed with.
 pub(super) const ORIGIN: &str = "origin.json";
-const MAX_MANIFEST_BYTES: u64 = 1 << 20;
+pub(super) const MAX_MANIFEST_BYTES: u64 = 1 << 20;
 const EXTENSION: &str = ".kv";
 /// Prefix of files that are being written.
 const UNFINISHED: &str = ".new-";
@@ -54,6 +54,8 @@ pub struct FoundPage {
     pub key: DiskPageKey,
     pub num_bytes: u64,
     pub last_use: SystemTime,
+    /// Part of a [`WarmPrompt`](super::WarmPrompt): its file is read-only.
+    pub is_pinned: bool,
 }
 
 pub(super) fn page_path(folder: &Path, key: DiskPageKey) -> PathBuf {
@@ -67,8 +69,8 @@ pub fn file_name(key: DiskPageKey) -> String {
 }
 
 /// Removes the pages with these names, of all models and groups below `root`, and every page that follows one of them
-/// in a sequence: those are unreachable now, and they hold later text of the removed conversation. Returns the number
-/// of removed files.
+/// in a sequence: those are unreachable now, and they hold later text of the removed conversation. Pages of prompts that
+/// were computed ahead stay, and what follows them. Returns the number of removed files.
 ///
 /// # Errors
 /// Errors of the file system, except that a file is absent.
@@ -87,7 +89,10 @@ pub fn forget(root: &Path, names: &HashSet<PageName>) -> io::Result<usize> {
 }
 
 fn forget_in(folder: &Path, names: &HashSet<PageName>) -> io::Result<usize> {
-    let file = |entry: &DirEntry, key: DiskPageKey| Some((key.name, entry.path()));
+    let file = |entry: &DirEntry, key| {
+        let page = FoundPage::measure(entry, key).filter(|page| !page.is_pinned)?;
+        Some((page.key.name, page.path))
+    };
     let pages = unless_gone(walk(folder, &AtomicBool::new(false), file))?.unwrap_or_default();
     let mut followers: HashMap<PageName, Vec<PageName>> = HashMap::new();
     let mut paths: HashMap<PageName, Vec<PathBuf>> = HashMap::new();
@@ -134,7 +139,7 @@ impl Folder {
     /// A sentence that names the manifest and what differs, or why it cannot be read.
     pub fn check_manifest(&self) -> Result<(), String> {
         let path = self.path.join(MANIFEST);
-        let found = match read_manifest(&path) {
+        let found = match read_small(&path, MAX_MANIFEST_BYTES) {
             Ok(found) => found,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(format!("{}: {error}", path.display())),
@@ -315,9 +320,10 @@ fn copied(file: &mut File, len: u64) -> io::Result<SharedBytes> {
     Ok(SharedBytes::from(copy))
 }
 
-pub(super) fn read_manifest(path: &Path) -> io::Result<Vec<u8>> {
+/// Reads at most `most` bytes of a file.
+pub(super) fn read_small(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(MAX_MANIFEST_BYTES).read_to_end(&mut bytes)?;
+    File::open(path)?.take(most).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -366,10 +372,11 @@ fn new_file(folder: &Path) -> io::Result<(PathBuf, File)> {
 }
 
 impl FoundPage {
-    fn measure(entry: &DirEntry, key: DiskPageKey) -> Option<Self> {
+    pub(super) fn measure(entry: &DirEntry, key: DiskPageKey) -> Option<Self> {
         let metadata = entry.metadata().ok().filter(fs::Metadata::is_file)?;
         let last_use = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-        Some(Self { path: entry.path(), key, num_bytes: metadata.len(), last_use })
+        let is_pinned = metadata.permissions().readonly();
+        Some(Self { path: entry.path(), key, num_bytes: metadata.len(), last_use, is_pinned })
     }
 
     /// Returns whether several sessions begin with the page, and one of them was used within the last month.

@@ -14,6 +14,7 @@ use super::page;
 use super::{MissingReason, PageUse};
 use crate::tensor::SharedBytes;
 use llmctl_base::notice::Notice;
+use llmctl_base::units::bytes;
 
 /// Processes jobs until the queue returns `Stop`.
 pub fn run(queue: &IoQueue, folder: &Folder, limit_bytes: u64) {
@@ -84,7 +85,7 @@ impl IoThread<'_> {
         }
     }
 
-    /// Writes a page, unless another process has. Returns false if the thread must end before there is room.
+    /// Writes a page, unless another process has. Returns false if there is no room.
     fn try_write(&mut self, write: &WriteJob) -> io::Result<bool> {
         let label = &write.label;
         if self.folder.has(label.key) && !self.queue.is_unreadable(label.key) {
@@ -112,7 +113,8 @@ impl IoThread<'_> {
         }
     }
 
-    /// Makes room for `len` bytes. Returns false if the thread must end first.
+    /// Makes room for `len` bytes. Returns false if the thread must end first, or pinned
+    /// pages leave no room.
     fn make_room(&mut self, len: u64) -> io::Result<bool> {
         if self.space.fits(len) {
             return Ok(true);
@@ -122,7 +124,15 @@ impl IoThread<'_> {
             return Ok(true);
         }
         self.remove_oldest(found, self.space.target(len))?;
-        Ok(true)
+        if self.space.fits(len) {
+            return Ok(true);
+        }
+        let used = bytes(self.space.used_bytes.unwrap_or(0));
+        let limit = bytes(self.space.limit_bytes);
+        let reason =
+            format!("prompts that were computed ahead take {used} of {limit} (--kv-disk, `llmctl warm`)");
+        self.queue.stop_saving(&reason);
+        Ok(false)
     }
 
     /// Counts the files and updates the index with pages that other processes have saved or removed. Returns `None`
@@ -140,12 +150,12 @@ impl IoThread<'_> {
         Ok(Some(found))
     }
 
-    /// Removes the least recently used pages until at most `target` bytes are left, shared ones last.
+    /// Removes the least recently used pages until at most `target` bytes are left, shared ones last and pinned ones never.
     fn remove_oldest(&mut self, mut found: Vec<FoundPage>, target: u64) -> io::Result<()> {
         found.sort_unstable_by_key(|page| page.last_use);
         let mut left: u64 = found.iter().map(|page| page.num_bytes).sum();
         let (now, mut num_shared) = (SystemTime::now(), 0);
-        for page in found {
+        for page in found.into_iter().filter(|page| !page.is_pinned) {
             if left <= target {
                 break;
             }

@@ -16,7 +16,7 @@
 //! process (SIGBUS).
 //!
 //! `page` is the file format, `image_rows` keeps embeddings of images beside the pages, `folder` is the layout, `io_queue` the requests and answers, `io_thread` the
-//! thread, `portable` what moves pages between machines. The caller decides which pages to save and interprets their bytes.
+//! thread, `portable` what moves pages between machines, `warm` prompts whose pages stay. The caller decides which pages to save and interprets their bytes.
 
 mod folder;
 mod image_rows;
@@ -24,8 +24,9 @@ mod io_queue;
 mod io_thread;
 pub mod page;
 mod portable;
+mod warm;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -44,6 +45,7 @@ pub use self::page::FORMAT_VERSION;
 pub use self::portable::{
     ForeignPages, PageSet, find_pages, foreign_pages, forget_origin, set_origin, take_over,
 };
+pub use self::warm::{WarmPrompt, pinned_bytes};
 pub use super::prefix::{PageName, names};
 
 /// Bytes that may wait to be written, and again as many that may wait to be polled: 18 pages of an 8B model.
@@ -225,6 +227,11 @@ impl DiskStore {
     /// Returns the folder of images' embeddings; `None` if the store is off.
     pub fn images(&self) -> Option<ImageFolder> {
         self.thread.as_ref().map(|_| ImageFolder::new(self.folder.root(), self.limit_bytes))
+    }
+
+    /// Folder of the pages of all fingerprints.
+    pub fn root(&self) -> &Path {
+        self.folder.root()
     }
 
     /// Limit of the pages on disk, in bytes.

@@ -13,7 +13,8 @@ use std::sync::atomic::AtomicBool;
 use serde_json::{Value, json};
 
 use super::folder::{
-    Folder, MANIFEST, ORIGIN, contents, is_folder, page_path, read_manifest, replace, unless_gone, walk,
+    Folder, MANIFEST, MAX_MANIFEST_BYTES, ORIGIN, contents, is_folder, page_path, read_small, replace,
+    unless_gone, walk,
 };
 use super::{DiskPageKey, PageName, page};
 use crate::tensor::SharedBytes;
@@ -64,7 +65,7 @@ pub fn find_pages(root: &Path, names: &HashSet<PageName>) -> io::Result<Vec<Page
 }
 
 /// Returns the fingerprints that have a folder, and their facts.
-fn fingerprints(root: &Path) -> io::Result<Vec<(String, Value)>> {
+pub(super) fn fingerprints(root: &Path) -> io::Result<Vec<(String, Value)>> {
     let mut found = Vec::new();
     for folder in unless_gone(fs::read_dir(root))?.into_iter().flatten() {
         let folder = folder?;
@@ -80,7 +81,7 @@ fn fingerprints(root: &Path) -> io::Result<Vec<(String, Value)>> {
 }
 
 fn read_json(path: &Path) -> Option<Value> {
-    serde_json::from_slice(&read_manifest(path).ok()?).ok()
+    serde_json::from_slice(&read_small(path, MAX_MANIFEST_BYTES).ok()?).ok()
 }
 
 /// Creates the folder of a fingerprint for pages that another machine has computed with these weights. An existing folder stays

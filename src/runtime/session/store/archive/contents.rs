@@ -16,7 +16,7 @@ use super::{
 };
 use llmctl_base::error::Result;
 use llmctl_image::ImageHash;
-use llmctl_models::kv::disk::{PageLabel, decode_any, page};
+use llmctl_models::kv::disk::{PageLabel, WarmPrompt, decode_any, page};
 use llmctl_models::load::Fingerprint;
 
 /// Bytes of padding that may follow the last part.
@@ -26,6 +26,7 @@ const MAX_PADDING: u64 = 1 << 20;
 pub(super) struct Contents {
     pub manifest: ArchiveManifest,
     pub sessions: Vec<(SessionName, SavedSession)>,
+    pub prompts: Vec<WarmPrompt>,
     pub needs: Needs,
     /// Bytes of the pages of each group of each model.
     payloads: HashMap<(usize, u8), usize>,
@@ -87,7 +88,9 @@ pub(super) fn read_parts(
         let content = content.map_err(|message| refusal(path, format!("{name}: {message}")))?;
         take(&contents, content, &bytes)?;
     }
-    if contents.sessions.len() != contents.manifest.sessions.len() || entries.next().is_some() {
+    let found = [contents.sessions.len(), contents.prompts.len()];
+    let listed = [contents.manifest.sessions.len(), contents.manifest.prompts.len()];
+    if found != listed || entries.next().is_some() {
         return Err(refusal(path, "its parts are not those of its manifest"));
     }
     check_padding(tar.into_inner()).map_err(malformed)?;
@@ -145,9 +148,9 @@ impl Contents {
         if manifest.parts.iter().any(|part| part.bytes > MAX_PART_BYTES) {
             return Err(format!("it claims a part of more than {MAX_PART_BYTES} bytes"));
         }
-        // Sessions first: they decide what else belongs to the file. Each part once.
+        // Sessions and prompts first: they decide what else belongs to the file. Each part once.
         let kind = |part: &ArchivedPart| match part.name {
-            PartName::Session(at) => (0, at),
+            PartName::Session(at) | PartName::Prompt(at) => (0, at),
             PartName::Image(_) => (1, 0),
             PartName::Rows(_) => (2, 0),
             PartName::Page(model, _) => (3, model),
@@ -162,10 +165,11 @@ impl Contents {
         if !manifest.models.iter().all(is_fingerprint) {
             return Err("a model's fingerprint is not that of its facts".to_owned());
         }
-        if manifest.sessions.is_empty() {
-            return Err("it has no session".to_owned());
+        if manifest.sessions.is_empty() == manifest.prompts.is_empty() {
+            return Err("it has neither a session nor prompts, or both".to_owned());
         }
-        Ok(Self { manifest, sessions: Vec::new(), needs: Needs::default(), payloads: HashMap::new() })
+        let (sessions, prompts) = (Vec::new(), Vec::new());
+        Ok(Self { manifest, sessions, prompts, needs: Needs::default(), payloads: HashMap::new() })
     }
 
     /// Checks what a part is. Of pages, embeddings and images only those of the sessions are taken.
@@ -176,6 +180,7 @@ impl Contents {
         }
         match part.name {
             PartName::Session(at) => self.add_session(at, bytes).map(|()| PartContent::Session),
+            PartName::Prompt(at) => self.add_prompt(at, bytes).map(|()| PartContent::Prompt),
             PartName::Image(name) if name == hash && self.needs.images.contains(&name) => {
                 Ok(PartContent::Image(name))
             }
@@ -185,7 +190,7 @@ impl Contents {
             PartName::Image(_) | PartName::Rows(_) => Err("no image of the session".to_owned()),
             PartName::Page(model, key) => {
                 let depth = self.needs.pages.get(&key.name).filter(|_| model < self.manifest.models.len());
-                let depth = *depth.ok_or("no page of the session")?;
+                let depth = *depth.ok_or("no page of its sessions or prompts")?;
                 let (label, payload) = page::read_any(bytes)?;
                 let len = *self.payloads.entry((model, key.group)).or_insert(payload.len());
                 if label.key != key || payload.len() != len {
@@ -194,6 +199,16 @@ impl Contents {
                 Ok(PartContent::Page { model, label: PageLabel { depth, ..label }, payload })
             }
         }
+    }
+
+    fn add_prompt(&mut self, at: usize, record: &[u8]) -> Result<(), String> {
+        let prompt = WarmPrompt::from_json(record)?;
+        if at != self.prompts.len() || self.manifest.prompts.get(at) != Some(&prompt.name) {
+            return Err("no prompt of that number".to_owned());
+        }
+        self.needs.add_prompt(&prompt);
+        self.prompts.push(prompt);
+        Ok(())
     }
 
     /// Replays a conversation: first the session, then branches of it.

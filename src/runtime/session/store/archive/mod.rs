@@ -1,4 +1,5 @@
-//! A session in one file, for another machine: its conversation and branches, images, and the KV that makes it warm at once.
+//! A session in one file, for another machine: its conversation and branches, images, and the KV that makes it warm at once. Or
+//! prompts that were computed ahead, and their KV.
 //!
 //! The file is a tar archive under zstd: `manifest.json`, then exactly the parts that it lists, in its order. A skippable frame of
 //! zstd behind it has the SHA-256 of all bytes before, so that each changed or missing byte is found before anything is unpacked;
@@ -26,7 +27,7 @@ use llmctl_models::kv::disk::{DiskPageKey, PageLabel, file_name, parse_file_name
 use llmctl_models::load::Fingerprint;
 
 pub use self::pack::Package;
-pub use self::unpack::{Archive, Import, Imported};
+pub use self::unpack::{Archive, Import, Imported, ImportedPages};
 
 const SCHEMA: &str = "llmctl.session-archive.v1";
 const MANIFEST: &str = "manifest.json";
@@ -49,8 +50,11 @@ pub struct ArchiveManifest {
     /// Version of llmctl that wrote the file.
     pub llmctl: String,
     pub created_ms: u64,
-    /// The session, then its branches.
+    /// The session, then its branches; none in a file of prompts.
     pub sessions: Vec<ArchivedSession>,
+    /// Names of prompts that were computed ahead; none in a file of a session.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prompts: Vec<String>,
     /// Models that computed KV.
     pub models: Vec<ArchivedModel>,
     parts: Vec<ArchivedPart>,
@@ -97,6 +101,8 @@ struct ArchivedPart {
 enum PartName {
     /// The transcript of a session, by its place in the manifest.
     Session(usize),
+    /// The record of a prompt that was computed ahead, by its place in the manifest.
+    Prompt(usize),
     /// The bytes of an image.
     Image(ImageHash),
     /// The embeddings of an image.
@@ -109,6 +115,7 @@ impl fmt::Display for PartName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Session(at) => write!(f, "sessions/{at}.jsonl"),
+            Self::Prompt(at) => write!(f, "prompts/{at}.json"),
             Self::Image(hash) => write!(f, "images/{hash}"),
             Self::Rows(key) => write!(f, "rows/{key}"),
             Self::Page(model, key) => write!(f, "kv/{model}/{}", file_name(*key)),
@@ -130,6 +137,7 @@ impl TryFrom<String> for PartName {
         let number = |text: &str| text.parse().ok();
         let parsed = match text.split_once('/') {
             Some(("sessions", rest)) => rest.strip_suffix(".jsonl").and_then(number).map(Self::Session),
+            Some(("prompts", rest)) => rest.strip_suffix(".json").and_then(number).map(Self::Prompt),
             Some(("images", hex)) => ImageHash::from_hex(hex).map(Self::Image),
             Some(("rows", hex)) => ImageHash::from_hex(hex).map(|hash| Self::Rows(ImageKey(hash.0))),
             Some(("kv", rest)) => rest
@@ -144,6 +152,7 @@ impl TryFrom<String> for PartName {
 /// What a part holds, checked.
 enum PartContent {
     Session,
+    Prompt,
     Image(ImageHash),
     Rows(ImageKey),
     /// A page of a model; its depth is that in the conversation.
@@ -167,6 +176,7 @@ mod tests {
         let hex = "0123456789abcdef".repeat(4);
         for name in [
             "sessions/0.jsonl".to_owned(),
+            "prompts/10.json".to_owned(),
             format!("images/{hex}"),
             format!("rows/{hex}"),
             format!("kv/1/{hex}-2.kv"),

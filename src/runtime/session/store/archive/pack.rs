@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
+use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
@@ -17,7 +18,7 @@ use llmctl_base::error::Result;
 use llmctl_image::ImageHash;
 use llmctl_models::images::ImageKey;
 use llmctl_models::kv::TokenBuf;
-use llmctl_models::kv::disk::{self, ImageFolder, PageName, PageSet};
+use llmctl_models::kv::disk::{self, ImageFolder, PageName, PageSet, WarmPrompt};
 use llmctl_models::load::Fingerprint;
 use llmctl_models::tensor::SharedBytes;
 
@@ -53,6 +54,10 @@ impl Needs {
         let tokens = saved.turns.last().and_then(|last| saved.tokens_of(&last.model)).unwrap_or_default();
         self.add_tokens(&tokens);
         self.images.extend(saved.named_images());
+    }
+
+    pub fn add_prompt(&mut self, prompt: &WarmPrompt) {
+        self.pages.extend(prompt.pages.iter().copied().zip(0..));
     }
 
     fn add_tokens(&mut self, tokens: &TokenBuf) {
@@ -96,13 +101,33 @@ impl SessionStore {
         let folder = ImageFolder::new(root, u64::MAX);
         let rows = needs.rows.iter().filter_map(|key| Some((*key, folder.file(*key)?)));
         rows.for_each(|(key, file)| package.add(PartName::Rows(key), file.into()));
-        let names = needs.pages.keys().copied().collect();
         let references: BTreeSet<&str> =
             sessions.iter().filter_map(|(_, saved)| saved.model.reference.as_deref()).collect();
-        for set in disk::find_pages(root, &names).map_err(|error| io_error(root, &error))? {
-            package.add_pages(set, &needs, |model| {
-                references.iter().find_map(|reference| hashes(reference, model))
-            });
+        package
+            .add_kv(root, &needs, |model| references.iter().find_map(|reference| hashes(reference, model)))?;
+        Ok(package)
+    }
+
+    /// Collects prompts that were computed ahead, and their KV. `hashes` as for [`Self::pack`].
+    ///
+    /// # Errors
+    /// [`Error::Store`](llmctl_base::Error::Store) if KV cannot be read.
+    pub fn pack_prompts(
+        &self,
+        prompts: &[WarmPrompt],
+        hashes: impl Fn(&str, &Fingerprint) -> Option<Vec<String>>,
+    ) -> Result<Package> {
+        let mut package = Package::new(prompts.iter().map(WarmPrompt::num_tokens).sum());
+        let mut needs = Needs::default();
+        for (at, prompt) in prompts.iter().enumerate() {
+            needs.add_prompt(prompt);
+            package.add(PartName::Prompt(at), prompt.to_json().into());
+            package.manifest.prompts.push(prompt.name.clone());
+        }
+        if let Some(root) = &self.kv {
+            package.add_kv(root, &needs, |model| {
+                prompts.iter().find_map(|prompt| hashes(&prompt.model, model))
+            })?;
         }
         Ok(package)
     }
@@ -133,6 +158,7 @@ impl Package {
             llmctl: env!("CARGO_PKG_VERSION").to_owned(),
             created_ms: now_ms(),
             sessions: Vec::new(),
+            prompts: Vec::new(),
             models: Vec::new(),
             parts: Vec::new(),
         };
@@ -155,6 +181,19 @@ impl Package {
         let sha256 = ImageHash::of(&bytes).to_string();
         self.manifest.parts.push(ArchivedPart { name, bytes: bytes.len() as u64, sha256 });
         self.parts.push(bytes);
+    }
+
+    fn add_kv(
+        &mut self,
+        root: &Path,
+        needs: &Needs,
+        hashes: impl Fn(&Fingerprint) -> Option<Vec<String>>,
+    ) -> Result<()> {
+        let names = needs.pages.keys().copied().collect();
+        for set in disk::find_pages(root, &names).map_err(|error| io_error(root, &error))? {
+            self.add_pages(set, needs, &hashes);
+        }
+        Ok(())
     }
 
     /// Adds pages in the order of their depth, because a page is worth nothing without those before it.

@@ -18,8 +18,8 @@ use llmctl_base::private_files::{private_file, private_folder};
 use llmctl_base::units::bytes;
 use llmctl_models::images::ImageKey;
 use llmctl_models::kv::disk::{
-    DEFAULT_QUEUE_BYTES, DiskConfig, DiskEvent, DiskStore, ImageFolder, PageLabel, Saving, decode_any,
-    set_origin,
+    DEFAULT_QUEUE_BYTES, DiskConfig, DiskEvent, DiskStore, ImageFolder, PageLabel, Saving, WarmPrompt,
+    decode_any, set_origin,
 };
 
 /// Most of a branch's number that is kept.
@@ -49,11 +49,17 @@ pub struct Import<'a> {
 pub struct Imported {
     pub name: SessionName,
     pub branches: Vec<SessionName>,
+    pub pages: ImportedPages,
+}
+
+/// The KV of an import.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ImportedPages {
     /// Pages that are on disk now, of those in the file.
     pub num_pages: usize,
     /// Pages of other conversations that made room.
     pub num_removed: u64,
-    /// Why the session is not as warm as it was, one sentence each.
+    /// Why it is not as warm as it was, one sentence each.
     pub notices: Vec<String>,
 }
 
@@ -71,6 +77,11 @@ impl Archive {
 
     pub fn manifest(&self) -> &ArchiveManifest {
         &self.contents.manifest
+    }
+
+    /// Prompts that were computed ahead.
+    pub fn prompts(&self) -> &[WarmPrompt] {
+        &self.contents.prompts
     }
 
     pub fn num_bytes(&self) -> u64 {
@@ -108,7 +119,10 @@ impl SessionStore {
     /// [`Error::InvalidParameter`](llmctl_base::Error::InvalidParameter) if the name is in use;
     /// [`Error::Store`](llmctl_base::Error::Store). There is no session then; pages of KV may be.
     pub fn import(&self, archive: &mut Archive, import: Import<'_>) -> Result<Imported> {
-        let name = import.name.unwrap_or(&archive.contents.sessions[0].0).clone();
+        let Some((own, _)) = archive.contents.sessions.first() else {
+            return Err(refusal(&archive.path, "it has prompts and no session: `llmctl warm FILE` takes it"));
+        };
+        let name = import.name.unwrap_or(own).clone();
         if self.path(&name).exists() {
             return Err(name_taken(&name));
         }
@@ -116,6 +130,41 @@ impl SessionStore {
         let imported = self.import_through(archive, (&name, &draft), import);
         drop(fs::remove_dir_all(&draft)); // else it is removed later as a leftover
         imported
+    }
+
+    /// Imports prompts that were computed ahead, and keeps their KV. Those that are here already stay as they are.
+    ///
+    /// # Errors
+    /// [`Error::Store`](llmctl_base::Error::Store). Pages of KV may be there then, and the first prompts.
+    pub fn import_prompts(&self, archive: &mut Archive, kv_limit: u64) -> Result<ImportedPages> {
+        let Archive { path, file, len, contents } = archive;
+        if contents.prompts.is_empty() {
+            return Err(refusal(
+                path,
+                "it has a session and no prompts: `llmctl sessions import FILE` takes it",
+            ));
+        }
+        let root = self.kv.as_deref().filter(|_| kv_limit > 0);
+        let root = root.ok_or_else(|| refusal(path, "no KV is kept on disk here (--kv-disk)"))?;
+        let there = WarmPrompt::read_all(root).0;
+        let is_there = |prompt: &WarmPrompt| {
+            there.contains(prompt) && prompt.bytes_on_disk(root).is_ok_and(|bytes| bytes.is_some())
+        };
+        if contents.prompts.iter().all(is_there) {
+            return Ok(ImportedPages::default());
+        }
+        let mut pages = PageImport::new(Some(root), contents, kv_limit);
+        let contents = read_parts(file, (path, *len), &mut |_, content, bytes| {
+            if let PartContent::Page { model, label, payload } = content {
+                pages.put(model, label, &bytes[payload]);
+            }
+            Ok(())
+        })?;
+        let imported = pages.finish();
+        for prompt in &contents.prompts {
+            prompt.keep(root).map_err(|error| io_error(root, &error))?;
+        }
+        Ok(imported)
     }
 
     /// Creates a folder that is removed as a leftover if this process is killed.
@@ -137,7 +186,9 @@ impl SessionStore {
         let mut pages = PageImport::new(self.kv.as_deref(), contents, import.kv_limit);
         let contents = read_parts(file, (path, *len), &mut |read, content, bytes| match content {
             PartContent::Session if read.manifest == contents.manifest => Ok(()),
-            PartContent::Session => Err(refusal(path, "the file changes while it is read")),
+            PartContent::Session | PartContent::Prompt => {
+                Err(refusal(path, "the file changes while it is read"))
+            }
             PartContent::Image(hash) => {
                 let path = draft.join(hash.to_string());
                 let file = private_file(OpenOptions::new().write(true).create_new(true), &path);
@@ -152,14 +203,14 @@ impl SessionStore {
                 Ok(())
             }
         })?;
-        let imported = pages.finish();
+        let pages = pages.finish();
         let mut created = Vec::new();
         let blobs = Blobs::in_folder(draft.to_owned());
         let branches = self.create_imported(contents.sessions, (name, &blobs, import.owner), &mut created);
         let branches = branches.inspect_err(|_| {
             created.iter().for_each(|branch| drop(self.remove(branch)));
         })?;
-        Ok(Imported { name: name.clone(), branches, ..imported })
+        Ok(Imported { name: name.clone(), branches, pages })
     }
 
     /// Creates the branches, which `created` gets, then the session. Returns the names of all branches.
@@ -224,15 +275,13 @@ struct PageImport<'a> {
     end: u32,
     open: Option<(usize, DiskStore)>,
     num_beyond: usize,
-    imported: Imported,
+    imported: ImportedPages,
 }
 
 impl<'a> PageImport<'a> {
     fn new(root: Option<&'a Path>, contents: &'a Contents, limit_bytes: u64) -> Self {
         let root = root.filter(|_| limit_bytes > 0);
-        let name = contents.sessions[0].0.clone();
-        let mut imported =
-            Imported { name, branches: Vec::new(), num_pages: 0, num_removed: 0, notices: Vec::new() };
+        let mut imported = ImportedPages::default();
         let notices = &mut imported.notices;
         let mut is_taken = |model: &ArchivedModel| match model.to_fingerprint().is_of_other_build() {
             Some(reason) => {
@@ -329,7 +378,7 @@ impl<'a> PageImport<'a> {
         self.imported.notices.extend(notices);
     }
 
-    fn finish(mut self) -> Imported {
+    fn finish(mut self) -> ImportedPages {
         self.close();
         if self.num_beyond > 0 {
             let (count, limit) = (self.num_beyond, bytes(self.limit_bytes));
