@@ -307,6 +307,32 @@ fn table_of(name: &str, command: &clap::Command, page: &mut String) {
     }
 }
 
+/// The table of families between its marks in docs/models.md.
+#[test]
+fn the_families_on_the_page_are_those_of_the_program() {
+    use llmctl_models::model::arch::{FAMILIES, PUBLISHED, published_as};
+    let missing: Vec<_> = FAMILIES.iter().filter(|family| published_as(family.name).is_none()).collect();
+    assert!(missing.is_empty() && PUBLISHED.len() == FAMILIES.len(), "each family has one line");
+    let mut table =
+        String::from("| models | `model_type` in config.json | architecture in GGUF |\n|---|---|---|\n");
+    for (name, models) in PUBLISHED {
+        let family = FAMILIES.iter().find(|family| family.name == *name).expect(name);
+        let names =
+            |names: &[&str]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let _ =
+            writeln!(table, "| {models} | {} | {} |", names(family.model_types), names(family.gguf_names));
+    }
+    let path = docs().join("models.md");
+    let page = read(&path);
+    let (before, rest) = page.split_once("<!-- families -->\n").expect("the beginning is marked");
+    let (_, after) = rest.split_once("<!-- end of families -->").expect("the end is marked");
+    let whole = format!("{before}<!-- families -->\n{table}<!-- end of families -->{after}");
+    if std::env::var("INSTA_UPDATE").as_deref() == Ok("always") {
+        fs::write(&path, &whole).expect("docs/ is writable");
+    }
+    assert_eq!(page, whole, "INSTA_UPDATE=always cargo test docs:: writes it anew");
+}
+
 #[test]
 fn the_configuration_page_is_what_the_program_defines() {
     let path = docs().join("configuration.md");

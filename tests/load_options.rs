@@ -1,7 +1,7 @@
 //! Loading beyond reading files: conversion, context and memory, multimodal nesting, real configurations.
 
 use llmctl_models::load::{Isa, load_texts};
-use llmctl_models::model::arch::{ConfigReader, FAMILIES, parse_config};
+use llmctl_models::model::arch::{ConfigReader, FAMILIES, parse_config, published_as};
 use safetensors::SafeTensors;
 
 use crate::common::prelude::*;
@@ -206,6 +206,18 @@ fn real_configurations_are_described_or_refused_by_name() {
         }
     }
     assert!(described >= 25, "only {described}");
+}
+
+#[test]
+fn models_published_under_new_names_are_of_families_that_run() {
+    let rows: Vec<(String, Value)> = listed("load_options", "published");
+    for (name, config) in rows {
+        let reader = ConfigReader::hugging_face("config.json".into(), config);
+        let description = parse_config(&reader).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let config = description.unwrap_or_else(|| panic!("{name} is of no family")).config;
+        let models = published_as(config.architecture).expect("a family");
+        assert!(models.contains(&name), "{name} is not among {models}");
+    }
 }
 
 /// A checkpoint with one key of its config.json changed.

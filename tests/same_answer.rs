@@ -15,7 +15,7 @@ use crate::common::watched::{Truth, bits};
 const NEW_TOKENS: usize = 6;
 /// Three pages and more than two windows.
 const PROMPT_TOKENS: usize = 107;
-const WINDOWED: [&str; 3] = ["gemma2", "gemma3", "mistral"];
+const WINDOWED: [&str; 4] = ["gemma2", "gemma3", "mistral", "muse-glimmer"];
 const PLENTY: Duration = Duration::from_secs(60);
 
 /// A model file and how to load it.

@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "gguf-py")]
 
 base = importlib.import_module("conversion.base")
 base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
-for module in ["ernie", "glm", "nemotron", "phi"]:
+for module in ["deepseek", "ernie", "glm", "kimi_linear", "laguna", "mistral3", "muse_glimmer", "nemotron", "phi", "step3"]:
     for kind in vars(importlib.import_module(f"conversion.{module}")).values():
         if isinstance(kind, type) and issubclass(kind, base.TextModel):
             kind.set_vocab = base.TextModel._set_vocab_gpt2

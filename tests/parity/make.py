@@ -12,6 +12,7 @@ tokenizer are those of the checkpoint qwen3.
 import json
 import math
 import pathlib
+import re
 import shutil
 import sys
 
@@ -49,6 +50,8 @@ NEMOTRON = dict(
     topk_group=1, moe_intermediate_size=24, moe_shared_expert_intermediate_size=40, routed_scaling_factor=2.5,
 )
 
+EXPERTS = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24)
+
 CONFIGS = {
     "qwen3-vl": dict(
         model_type="qwen3_vl", vision_config=VISION, tie_word_embeddings=True, **TOKENS,
@@ -76,7 +79,73 @@ CONFIGS = {
         original_max_position_embeddings=4, sliding_window=None,
         rope_parameters=dict(long_rope(3), partial_rotary_factor=0.75, original_max_position_embeddings=4),
     ),
+    # Norms of layers are stored minus 1, that of the end is not.
+    "muse-glimmer": dict(
+        model_type="muse_glimmer", image_token_id=380, video_token_id=381, out_hidden_size=64, projector_hidden_size=16,
+        tie_word_embeddings=False, vision_config=dict(
+            hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, patch_size=4, pos_emb_height=4,
+            pos_emb_width=4, max_position_embeddings=16,
+        ),
+        text_config=dict(
+            TEXT, head_dim=16, sliding_window=32, rope_parameters=dict(rope_type="default", rope_theta=5e5),
+            output_multiplier=0.7, final_logit_softcapping=2.0,
+        ),
+    ),
+    "afmoe": dict(
+        TEXT | EXPERTS, model_type="afmoe", head_dim=16, num_dense_layers=1, num_shared_experts=2, route_scale=2.5,
+        route_norm=True, sliding_window=32, mup_enabled=True,
+    ),
+    "hy3": dict(TEXT | EXPERTS, model_type="hy_v3", head_dim=16, router_scaling_factor=2.826),
+    "exaone-moe": dict(
+        TEXT | EXPERTS, model_type="exaone_moe", head_dim=16, sliding_window=32, sliding_window_pattern=4,
+        scoring_func="sigmoid", rope_parameters=dict(rope_type="default", rope_theta=1e6),
+    ),
+    # Full attention with half-rotated heads in every fourth layer; heads differ in number.
+    "laguna": dict(
+        TEXT | EXPERTS, model_type="laguna", head_dim=16, sliding_window=32, shared_expert_intermediate_size=40,
+        moe_routed_scaling_factor=2.5, num_attention_heads_per_layer=[4, 6, 6, 6],
+        layer_types=["full_attention"] + 3 * ["sliding_attention"],
+        rope_parameters=dict(
+            full_attention=dict(
+                rope_type="yarn", rope_theta=5e5, partial_rotary_factor=0.5, factor=4.0, original_max_position_embeddings=64,
+                beta_fast=64.0, beta_slow=1.0, attention_factor=1.0,
+            ),
+            sliding_attention=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=1.0),
+        ),
+    ),
+    "cohere2": dict(
+        TEXT, model_type="cohere2", sliding_window=32, logit_scale=0.25, rotary_pct=1.0,
+        rope_parameters=dict(rope_type="default", rope_theta=5e4),
+    ),
+    "cohere2-moe": dict(
+        TEXT | dict(intermediate_size=24), model_type="cohere2_moe", head_dim=16, sliding_window=32, logit_scale=0.25,
+        num_experts=8, num_experts_per_tok=2, num_shared_experts=2, first_k_dense_replace=1,
+        prefix_dense_intermediate_size=96, expert_selection_fn="sigmoid", rope_theta=5e4,
+    ),
+    "mistral4": dict(
+        TEXT, model_type="mistral4", num_key_value_heads=4, kv_lora_rank=32, q_lora_rank=24, qk_rope_head_dim=8,
+        qk_nope_head_dim=16, v_head_dim=16, n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=2,
+        moe_intermediate_size=24, first_k_dense_replace=1, rope_parameters=dict(
+            rope_type="yarn", rope_theta=1e4, factor=16.0, original_max_position_embeddings=32, beta_fast=32.0, beta_slow=1.0,
+            mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1,
+        ),
+    ),
+    # GLM-4.5 computes what Ling 2 does; the file gets the names of the latter.
+    "bailing-moe2": dict(
+        TEXT, model_type="glm4_moe", head_dim=16, attention_bias=False, use_qk_norm=True, n_routed_experts=8, n_shared_experts=1,
+        num_experts_per_tok=2, moe_intermediate_size=24, first_k_dense_replace=1, n_group=4, topk_group=2,
+        routed_scaling_factor=2.5, norm_topk_prob=True, rms_norm_eps=1e-6,
+        rope_parameters=dict(rope_type="default", rope_theta=6e5, partial_rotary_factor=0.5),
+    ),
+    "kimi-linear": dict(
+        TEXT | dict(num_key_value_heads=4), model_type="kimi_linear", kv_lora_rank=32, qk_rope_head_dim=8, qk_nope_head_dim=16,
+        v_head_dim=16, num_experts=8, num_experts_per_token=2, num_shared_experts=1,
+        moe_intermediate_size=24, first_k_dense_replace=1, linear_attn_config=dict(
+            head_dim=16, num_heads=4, short_conv_kernel_size=4, full_attn_layers=[4], kda_layers=[1, 2, 3],
+        ),
+    ),
 }
+CENTERED = {"muse_glimmer": "layernorm.weight", "step3p5": "norm.weight"}
 
 
 # Names of assistants: the checkpoint that each drafts for, and whether it has centroids.
@@ -86,10 +155,12 @@ DRAFTED = 4
 
 
 def draw(model):
+    centered = CENTERED.get(model.config.model_type, "-")
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim < 2:
-                weight.normal_(1.0 if name.endswith(("norm.weight", "norm_f.weight")) else 0.0, 0.1)
+                is_norm = name.endswith(("norm.weight", "norm_f.weight")) and not name.endswith(centered)
+                weight.normal_(1.0 if is_norm else 0.0, 0.1)
             else:
                 weight.normal_(0.0, 0.3 if "embed_tokens" in name else 1.0 / math.sqrt(weight.shape[-1]))
             weight.copy_(weight.bfloat16().float())
@@ -97,7 +168,8 @@ def draw(model):
 
 def make_model(config):
     torch.manual_seed(0)
-    auto = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    is_multimodal = hasattr(config, "vision_config") or config.model_type == "mistral4"
+    auto = AutoModelForImageTextToText if is_multimodal else AutoModelForCausalLM
     model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     draw(model)
     with torch.no_grad():
@@ -129,6 +201,37 @@ def turn_experts(path):
     save_file(tensors, path, metadata=dict(format="pt"))
 
 
+BAILING = [
+    ("model.embed_tokens", "model.word_embeddings"), ("self_attn.o_proj", "attention.dense"),
+    ("self_attn.q_norm", "attention.query_layernorm"), ("self_attn.k_norm", "attention.key_layernorm"),
+    ("mlp.gate.e_score_correction_bias", "mlp.gate.expert_bias"),
+]
+
+
+def name_as_bailing(into):
+    """Gives a checkpoint of GLM-4.5 the names of Ling 2's files."""
+    tensors = {}
+    for name, tensor in load_file(into / "model.safetensors").items():
+        for ours, theirs in BAILING:
+            name = name.replace(ours, theirs)
+        tensors[name] = tensor
+    for layer in range(TEXT["num_hidden_layers"]):
+        parts = [tensors.pop(f"model.layers.{layer}.self_attn.{part}_proj.weight") for part in "qkv"]
+        tensors[f"model.layers.{layer}.attention.query_key_value.weight"] = torch.cat(parts)
+    save_file(tensors, into / "model.safetensors", metadata=dict(format="pt"))
+    config = json.loads((into / "config.json").read_text())
+    config |= dict(architectures=["BailingMoeV2ForCausalLM"], model_type="bailing_moe_v2", score_function="sigmoid")
+    config |= dict(num_experts=config.pop("n_routed_experts"), num_shared_experts=config.pop("n_shared_experts"))
+    (into / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def name_dense(path):
+    """Names dense parts as the published Kimi Linear does, not as experts."""
+    published = lambda name: re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", name)
+    tensors = {published(name): tensor for name, tensor in load_file(path).items()}
+    save_file(tensors, path, metadata=dict(format="pt"))
+
+
 def make(name, into):
     config = AutoConfig.for_model(**CONFIGS[name])
     model = make_model(config)
@@ -151,7 +254,12 @@ def make(name, into):
     save_file(tensors, into / "golden.safetensors")
     (into / "golden.json").write_text(json.dumps(report, indent=1) + "\n")
     model.to(torch.bfloat16).save_pretrained(into)
-    turn_experts(into / "model.safetensors")
+    if name.startswith("qwen3-vl"):
+        turn_experts(into / "model.safetensors")
+    if name == "bailing-moe2":
+        name_as_bailing(into)
+    if name == "kimi-linear":
+        name_dense(into / "model.safetensors")
     shutil.copy(PROMPTS / "generation_config.json", into / "generation_config.json")
 
 

@@ -12,8 +12,8 @@ pub struct DeltaToken<'a> {
     pub key: &'a [f32],
     pub query: &'a [f32],
     pub value: &'a [f32],
-    /// Factor of the state, 0 to 1.
-    pub decay: f32,
+    /// Factors of the state, 0 to 1: one, or one for each key (Kimi delta attention, 2025).
+    pub decay: &'a [f32],
     /// Fraction of the error that is corrected, 0 to 1.
     pub rate: f32,
 }
@@ -39,6 +39,17 @@ fn correct_body(state: &mut [f32], decay: f32, [key, query]: [&[f32]; 2], error:
     }
 }
 
+#[inline(always)]
+fn fade_body(state: &mut [f32], decay: &[f32]) {
+    for (values, decay) in state.chunks_exact_mut(state.len() / decay.len()).zip(decay) {
+        values.iter_mut().for_each(|value| *value *= decay);
+    }
+}
+
+dispatch! {
+    /// Multiplies each key's values by its factor.
+    fn fade(state: &mut [f32], decay: &[f32]) = fade_body
+}
 dispatch! {
     /// Computes `recalled = key . state`.
     fn recall(state: &[f32], key: &[f32], recalled: &mut [f32]) = recall_body
@@ -51,11 +62,18 @@ dispatch! {
 /// Updates a head's `state`, `[key_dim, value_dim]`, with a token; `out` is the state's value for its query,
 /// `[value_dim]`. `error` is temporary memory of `value_dim` values.
 pub fn step(isa: Isa, state: &mut [f32], token: DeltaToken<'_>, error: &mut [f32], out: &mut [f32]) {
+    let decay = match token.decay {
+        [of_all] => *of_all,
+        of_keys => {
+            fade(isa, state, of_keys);
+            1.0
+        }
+    };
     recall(isa, state, token.key, error);
     for (error, value) in error.iter_mut().zip(token.value) {
-        *error = error.mul_add(-token.decay, *value) * token.rate;
+        *error = error.mul_add(-decay, *value) * token.rate;
     }
-    correct(isa, state, token.decay, [token.key, token.query], error, out);
+    correct(isa, state, decay, [token.key, token.query], error, out);
 }
 
 #[cfg(test)]
@@ -66,8 +84,8 @@ mod tests {
     #[test]
     fn a_state_recalls_what_it_was_told_and_forgets_what_is_replaced() {
         let (mut state, mut error, mut out) = ([0.0; 6], [0.0; 3], [0.0; 3]);
-        let mut tell = |key: &[f32], query: &[f32], value: &[f32], decay, rate| {
-            let token = DeltaToken { key, query, value, decay, rate };
+        let mut tell = |key: &[f32], query: &[f32], value: &[f32], decay: f32, rate| {
+            let token = DeltaToken { key, query, value, decay: &[decay], rate };
             step(Isa::Scalar, &mut state, token, &mut error, &mut out);
             out
         };
@@ -82,21 +100,38 @@ mod tests {
     }
 
     #[test]
+    fn a_key_that_fades_takes_its_values_along() {
+        let (mut state, mut error, mut out) = ([2.0, 4.0, 6.0, 8.0], [0.0; 2], [0.0; 2]);
+        let token = DeltaToken {
+            key: &[0.0; 2],
+            query: &[1.0, 1.0],
+            value: &[0.0; 2],
+            decay: &[0.5, 0.0],
+            rate: 1.0,
+        };
+        step(Isa::Scalar, &mut state, token, &mut error, &mut out);
+        assert_eq!((state, out), ([1.0, 2.0, 0.0, 0.0], [1.0, 2.0]));
+    }
+
+    #[test]
     fn every_instruction_set_gives_the_same_bits() {
         let noise = |seed: usize, len: usize| -> Vec<f32> {
             (0..len).map(|i| ((i * 37 + seed * 101) % 211) as f32 / 97.0 - 1.0).collect()
         };
         for (keys, values) in [(16, 16), (5, 33), (128, 64)] {
             let (key, query, value) = (noise(1, keys), noise(2, keys), noise(3, values));
-            let token = DeltaToken { key: &key, query: &query, value: &value, decay: 0.9, rate: 0.3 };
-            let run = |isa| {
+            let of_keys: Vec<f32> = noise(5, keys).iter().map(|factor| factor.abs().min(1.0)).collect();
+            let run = |isa, decay: &[f32]| {
+                let token = DeltaToken { key: &key, query: &query, value: &value, decay, rate: 0.3 };
                 let mut state = noise(4, keys * values);
                 let (mut error, mut out) = (vec![0.0; values], vec![0.0; values]);
                 step(isa, &mut state, token, &mut error, &mut out);
                 state.into_iter().chain(out).map(f32::to_bits).collect::<Vec<_>>()
             };
             for isa in available() {
-                assert_eq!(run(isa), run(Isa::Scalar), "{isa:?}");
+                for decay in [&[0.9][..], &of_keys] {
+                    assert_eq!(run(isa, decay), run(Isa::Scalar, decay), "{isa:?}");
+                }
             }
         }
     }

@@ -22,6 +22,8 @@ pub enum Activation {
     /// GELU by the error function (`gelu`).
     GeluErf,
     Sigmoid,
+    /// ln(1 + e^x), and x above 20 (Laguna).
+    Softplus,
     /// gpt-oss: the gate is limited to `limit` and multiplied by sigmoid(alpha x); the other side is clamped to
     /// `limit` and increased by 1.
     ClampedSwish {
@@ -177,6 +179,18 @@ fn sigmoid_mul_body(gate: &mut [f32], up: &[f32]) {
     }
 }
 
+/// Computes ln(1 + e^x) in f64, and x where the two are equal to f32.
+pub fn softplus(x: f64) -> f64 {
+    if x > 20.0 { x } else { libm::log1p(libm::exp(x)) }
+}
+
+/// Computes `gate = softplus(gate) * up`.
+fn softplus_mul(gate: &mut [f32], up: &[f32]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = softplus((*gate).into()) as f32 * up;
+    }
+}
+
 #[inline(always)]
 fn clamped_swish_mul_body(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
     for (gate, up) in gate.iter_mut().zip(up) {
@@ -233,6 +247,7 @@ pub fn activate(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) 
         Activation::ScaledSilu { factor } => scaled_silu_mul(isa, gate, up, factor),
         Activation::SquaredRelu => squared_relu_mul(isa, gate, up),
         Activation::Sigmoid => sigmoid_mul(isa, gate, up),
+        Activation::Softplus => softplus_mul(gate, up),
         Activation::ClampedSwish { alpha, limit } => clamped_swish_mul(isa, gate, up, alpha, limit),
         Activation::GeluTanh => gelu_mul(isa, gate, up),
         Activation::GeluErf => gelu_erf_mul(isa, gate, up),
@@ -362,6 +377,9 @@ mod tests {
 
     #[test]
     fn activations_have_their_known_values() {
+        let mut gate = [0.0, 30.0, -40.0];
+        activate(Isa::Scalar, Activation::Softplus, &mut gate, &[2.0, 1.0, 1.0]);
+        assert!((gate[0] - 1.386_294_4).abs() < 1e-6 && gate[1] == 30.0 && (0.0..1e-17).contains(&gate[2]));
         let mut gate = [1.0, -2.0];
         silu_mul(Isa::Scalar, &mut gate, &[1.0, 2.0]);
         assert!((gate[0] - 0.731_058_6).abs() < 1e-6 && (gate[1] + 0.476_811_7).abs() < 1e-6);

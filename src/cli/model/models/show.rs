@@ -68,6 +68,7 @@ fn facts(resolved: &Resolved) -> Result<Vec<(&'static str, Value)>, CommandError
     match facts.decoder {
         Err(_) if is_for_texts => list.push(("runs", true.into())),
         Ok(decoder) => list.extend([
+            ("models", decoder.models.into()),
             ("context_length", decoder.context_length.into()),
             ("layers", decoder.num_layers.into()),
             ("hidden_size", decoder.hidden_size.into()),

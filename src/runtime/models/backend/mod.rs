@@ -156,7 +156,15 @@ pub struct DeltaSpec<'a, V> {
     pub shape: DeltaShape,
     /// `[value_heads]`: at each token a state is multiplied by `exp(-fading * softplus(decay + decay_bias))`.
     pub fading: &'a V,
+    /// `[value_heads]`, or `[value_heads, key_dim]` if each key's values have a factor of their own.
     pub decay_bias: &'a V,
+}
+
+impl DeltaSpec<'_, Vec<f32>> {
+    /// Returns the number of factors by which a head's state fades.
+    pub fn num_decays(&self) -> usize {
+        self.decay_bias.len() / self.shape.value_heads
+    }
 }
 
 /// The heads of a Mamba-2 mixer. Consecutive heads share a group's key and query.
@@ -542,6 +550,9 @@ pub trait Backend: Send + 'static {
 
     /// Computes `x[i] *= factors[i]` for each row.
     fn scale_rows(&self, x: &mut Self::Buffer, factors: &[f32]) -> Result<()>;
+
+    /// Multiplies each head of each row of `x` by the row's factor for it; `factors` is `[rows, heads]`.
+    fn scale_heads(&self, x: &mut Self::Buffer, factors: &Self::Buffer) -> Result<()>;
 
     /// Multiplies each row of `x` by `vector`, value by value.
     fn multiply(&self, x: &mut Self::Buffer, vector: &Self::Vector) -> Result<()>;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use super::embedder;
 use super::files::ModelFiles;
 use crate::backend::KvType;
-use crate::model::arch::Description;
+use crate::model::arch::{Description, published_as};
 use crate::model::decoder::kv_bytes_per_token;
 use crate::model::recognise::{Recognised, recognise};
 use llmctl_base::error::LoadResult;
@@ -37,6 +37,8 @@ pub struct ModelFacts {
 /// The values that determine a decoder's size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecoderFacts {
+    /// The models of its family; `None` if candle-transformers computes it.
+    pub models: Option<&'static str>,
     pub context_length: usize,
     pub num_layers: usize,
     pub hidden_size: usize,
@@ -82,6 +84,7 @@ pub fn model_facts(source: &ModelSource) -> LoadResult<ModelFacts> {
 pub(super) fn decoder_facts(recognised: &Recognised) -> DecoderFacts {
     match recognised {
         Recognised::Native(Description { config, .. }) => DecoderFacts {
+            models: published_as(config.architecture),
             context_length: config.context_length,
             num_layers: config.layers.len(),
             hidden_size: config.hidden_size,
@@ -90,6 +93,7 @@ pub(super) fn decoder_facts(recognised: &Recognised) -> DecoderFacts {
         },
         #[cfg(feature = "candle-families")]
         Recognised::CandleModel(plan) => DecoderFacts {
+            models: None,
             context_length: plan.context_length,
             num_layers: plan.sizes.num_layers,
             hidden_size: plan.sizes.hidden_size,

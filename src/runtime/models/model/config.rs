@@ -15,6 +15,10 @@ pub struct DecoderConfig {
     pub context_length: usize,
     /// Factor of embedding rows (Gemma: sqrt(hidden_size); Granite: embedding_multiplier).
     pub embedding_scale: f32,
+    /// Number added to the variance by a norm of the embeddings without weights (Muse Glimmer).
+    pub embedding_norm: Option<f32>,
+    /// True if norms subtract the mean first (Cohere).
+    pub centers_norms: bool,
     pub layers: Vec<LayerConfig>,
     /// Rotary tables that layers refer to by index (Gemma 3 has one for local and one for global layers).
     pub ropes: Vec<RopeConfig>,
@@ -85,6 +89,10 @@ pub struct LayerConfig {
     pub mixer: MixerConfig,
     pub feed_forward: FeedForwardConfig,
     pub norm_eps: f32,
+    /// That of the norms behind the parts.
+    pub post_norm_eps: f32,
+    /// True if the feed-forward part reads what the mixer reads (Cohere).
+    pub is_parallel: bool,
     /// True if there are norms before the mixer and before the feed-forward part (not in OLMo 2).
     pub pre_norms: bool,
     /// True if the outputs of the mixer and of the feed-forward part are normalised (Gemma 2 and 3, OLMo 2).
@@ -149,9 +157,17 @@ pub struct AttentionConfig {
     pub value_norm: bool,
     /// True if heads have learned scores that take part in the softmax without a value (gpt-oss).
     pub has_sinks: bool,
-    /// True if each head's output is multiplied by the sigmoid of a projection that is stored beside the
-    /// head's query (Qwen 3.5).
-    pub has_output_gate: bool,
+    pub output_gate: Option<OutputGate>,
+}
+
+/// Gate that multiplies the output of each head.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum OutputGate {
+    /// The sigmoid of a projection that is stored beside the head's query (Qwen 3.5).
+    BesideQuery,
+    /// This function of a projection of its own, which has a row for each value (Muse Glimmer, AFMoE) or for each head
+    /// (Laguna, Step 3.5).
+    Own(Activation),
 }
 
 /// Source of an attention layer's keys and values.
@@ -175,9 +191,11 @@ pub struct AttentionTemperature {
 }
 
 /// Normalisation of q and k, before the rotary embedding unless a variant says otherwise.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum QkNorm {
     None,
+    /// Each head separately, without weights; q is multiplied by this number (Muse Glimmer).
+    PerHeadBy(f32),
     /// Each head separately (Qwen 3, Gemma 3).
     PerHead,
     /// Each head separately, after the rotary embedding (Hunyuan).
@@ -194,12 +212,14 @@ pub struct ShortConvConfig {
     pub kernel: usize,
 }
 
-/// A gated delta net (Qwen 3.5).
+/// A gated delta net (Qwen 3.5), or Kimi delta attention.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeltaNetConfig {
     pub shape: DeltaShape,
     /// Tokens in the convolution before it, its own included.
     pub kernel: usize,
+    /// True if each key's values fade by themselves, and decays and gates are computed in two steps (Kimi Linear).
+    pub is_kimi: bool,
 }
 
 /// A Mamba-2 mixer (Granite 4, Nemotron-H, Falcon-H1).
@@ -255,8 +275,9 @@ pub struct LatentConfig {
     pub value_dim: usize,
     /// Factor of q . k.
     pub scale: f32,
-    /// Index into [`DecoderConfig::ropes`].
-    pub rope: usize,
+    pub temperature: Option<AttentionTemperature>,
+    /// Index into [`DecoderConfig::ropes`]; `None` for layers without positions (Kimi Linear).
+    pub rope: Option<usize>,
     /// True if the file stores rotary pairs side by side.
     pub interleaved: bool,
 }
@@ -429,6 +450,8 @@ pub struct Naming {
     pub tied: Option<bool>,
     /// Offset added to stored norm weights (Gemma in Hugging Face's form stores them minus 1).
     pub norm_offset: f32,
+    /// That of the norm before the output matrix.
+    pub last_norm_offset: f32,
     /// True if q and k rows are stored with rotary pairs side by side (llama.cpp's converter, for llama and
     /// related families).
     pub interleaved_qk: bool,
@@ -488,7 +511,10 @@ impl NormNames {
 pub struct PartNames {
     /// Projections of queries, keys and values.
     pub attention_inputs: [Names; 3],
+    /// The three in one matrix.
+    pub attention_fused: Names,
     pub attention_output: Names,
+    pub attention_gate: Names,
     /// Hugging Face's module of a Mamba-2 mixer.
     pub ssm: &'static str,
     /// Gate, up and down.
@@ -519,7 +545,9 @@ impl PartNames {
             ["self_attn.k_proj", "attn_k"],
             ["self_attn.v_proj", "attn_v"],
         ],
+        attention_fused: ["self_attn.qkv_proj", "attn_qkv"],
         attention_output: ["self_attn.o_proj", "attn_output"],
+        attention_gate: ["self_attn.gate_proj", "attn_gate"],
         ssm: "mamba",
         mlp: PartNames::MLP,
         mlp_fused: ["mlp.gate_up_proj", "ffn_up"],
@@ -541,6 +569,13 @@ impl PartNames {
         ],
         ..PartNames::LLAMA
     };
+
+    /// Gate, up and down of the one expert that every token passes.
+    pub const SHARED_EXPERT: [Names; 3] = [
+        ["mlp.shared_expert.gate_proj", "ffn_gate_shexp"],
+        ["mlp.shared_expert.up_proj", "ffn_up_shexp"],
+        ["mlp.shared_expert.down_proj", "ffn_down_shexp"],
+    ];
 
     /// Mixtral's names.
     pub const MIXTRAL: PartNames = PartNames {

@@ -196,15 +196,16 @@ impl<'a> WeightFile<'a> {
     }
 
     pub fn final_norm(&self, hidden: usize) -> LoadResult<Vec<f32>> {
-        self.global_norm(self.naming.norms.last, hidden)
+        let [hf, gguf] = self.naming.norms.last;
+        self.norm(&format!("{}.weight", self.global_name(hf, gguf)), hidden, self.naming.last_norm_offset)
     }
 
     /// Reads a layer's norm weights in f32, and adds Gemma's offset of 1 if the file stores them without it.
     pub fn layer_norm(&self, layer: usize, names: Names, len: usize) -> LoadResult<Vec<f32>> {
-        self.norm(&format!("{}.weight", self.layer_name(layer, names)), len)
+        self.norm(&format!("{}.weight", self.layer_name(layer, names)), len, self.naming.norm_offset)
     }
 
-    fn norm(&self, name: &str, len: usize) -> LoadResult<Vec<f32>> {
+    fn norm(&self, name: &str, len: usize, offset: f32) -> LoadResult<Vec<f32>> {
         let tensor = match self.find(name, &[len])? {
             // llama.cpp's converter leaves the ending out for Falcon-H1's second norm.
             None if self.naming.gguf => self.find(name.trim_end_matches(".weight"), &[len])?,
@@ -212,8 +213,8 @@ impl<'a> WeightFile<'a> {
         };
         let tensor = tensor.ok_or_else(|| missing(name))?;
         let mut values = to_f32(&tensor);
-        if self.naming.norm_offset != 0.0 {
-            values.iter_mut().for_each(|value| *value += self.naming.norm_offset);
+        if offset != 0.0 {
+            values.iter_mut().for_each(|value| *value += offset);
         }
         Ok(values)
     }
@@ -302,7 +303,7 @@ impl<'a> WeightFile<'a> {
 
     /// Reads a norm outside the layers.
     pub fn global_norm(&self, [hf, gguf]: [&str; 2], len: usize) -> LoadResult<Vec<f32>> {
-        self.norm(&format!("{}.weight", self.global_name(hf, gguf)), len)
+        self.norm(&format!("{}.weight", self.global_name(hf, gguf)), len, self.naming.norm_offset)
     }
 
     /// Returns name, shape and type of a tensor outside the layers, given its names without `.weight`.
@@ -358,7 +359,14 @@ impl<'a> WeightFile<'a> {
     /// by channel.
     pub fn conv(&self, layer: usize, names: [&str; 2], [channels, taps]: [usize; 2]) -> LoadResult<Vec<f32>> {
         let name = format!("{}.weight", self.layer_name(layer, names));
-        let shape: &[usize] = if self.naming.gguf { &[channels, taps] } else { &[channels, 1, taps] };
+        // llama.cpp's converter writes Kimi's kernels with two dimensions more.
+        let kimi = [1, channels, 1, taps];
+        let is_kimi = self.source.describe(&name).is_some_and(|(shape, _)| shape == kimi);
+        let shape: &[usize] = match self.naming.gguf {
+            true if is_kimi => &kimi,
+            true => &[channels, taps],
+            false => &[channels, 1, taps],
+        };
         let by_channel = to_f32(&self.find(&name, shape)?.ok_or_else(|| missing(&name))?);
         Ok((0..taps * channels).map(|at| by_channel[at % channels * taps + at / channels]).collect())
     }

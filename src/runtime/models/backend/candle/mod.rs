@@ -266,6 +266,26 @@ impl Backend for Candle {
         x.change(|x| x.broadcast_mul(&Tensor::new(factors, &self.device)?.unsqueeze(1)?))
     }
 
+    fn scale_heads(&self, x: &mut CandleBuffer, factors: &CandleBuffer) -> Result<()> {
+        x.change(|x| {
+            let ((rows, width), factors) = (x.dims2()?, factors.get()?);
+            let heads = factors.dim(1)?;
+            x.reshape((rows, heads, width / heads))?
+                .broadcast_mul(&factors.unsqueeze(2)?)?
+                .reshape((rows, width))
+        })
+    }
+
+    fn layer_norm(
+        &self,
+        x: &CandleBuffer,
+        [weight, bias]: [&Tensor; 2],
+        eps: f32,
+        out: &mut CandleBuffer,
+    ) -> Result<()> {
+        out.fill(x.get().and_then(|x| candle_nn::ops::layer_norm(x, weight, bias, eps)))
+    }
+
     fn multiply(&self, x: &mut CandleBuffer, vector: &Tensor) -> Result<()> {
         x.change(|x| x.broadcast_mul(vector))
     }

@@ -54,6 +54,7 @@ pub fn activated(activation: Activation, x: &Tensor) -> Result<Tensor> {
     match activation {
         Activation::None => Ok(x.clone()),
         Activation::Sigmoid => ops::sigmoid(x),
+        Activation::Softplus => x.minimum(20.0)?.exp()?.affine(1.0, 1.0)?.log()?.maximum(x),
         Activation::Silu => ops::silu(x),
         Activation::ScaledSilu { factor } => ops::silu(&scaled(x, factor)?),
         Activation::SquaredRelu => x.relu()?.sqr(),

@@ -16,8 +16,8 @@ use llmctl_kernel::{Isa, delta, ssm};
 pub enum StateUpdate {
     /// The last inputs of a convolution, `[tokens, width]`: the oldest are dropped.
     Shift { width: usize },
-    /// The delta rule, for each head: key, value, decay and rate.
-    Delta { key_dim: usize, value_dim: usize },
+    /// The delta rule, for each head: key, value, `decays` factors and rate.
+    Delta { key_dim: usize, value_dim: usize, decays: usize },
     /// Mamba-2, for each head: input, key and decay.
     Ssm { head_dim: usize, state_dim: usize },
 }
@@ -27,7 +27,7 @@ impl StateUpdate {
     pub fn record_len(self) -> usize {
         match self {
             StateUpdate::Shift { width } => width,
-            StateUpdate::Delta { key_dim, value_dim } => key_dim + value_dim + 2,
+            StateUpdate::Delta { key_dim, value_dim, decays } => key_dim + value_dim + decays + 1,
             StateUpdate::Ssm { head_dim, state_dim } => head_dim + state_dim + 1,
         }
     }
@@ -36,7 +36,7 @@ impl StateUpdate {
     pub fn state_len(self, len: usize) -> usize {
         match self {
             StateUpdate::Shift { .. } => len,
-            StateUpdate::Delta { key_dim, value_dim } => key_dim * value_dim,
+            StateUpdate::Delta { key_dim, value_dim, .. } => key_dim * value_dim,
             StateUpdate::Ssm { head_dim, state_dim } => head_dim * state_dim,
         }
     }
@@ -46,11 +46,12 @@ impl StateUpdate {
         let rows = records.chunks_exact(self.record_len()).take(count);
         match self {
             StateUpdate::Shift { width } => shift(state, &records[..count * width]),
-            StateUpdate::Delta { key_dim, value_dim } => {
+            StateUpdate::Delta { key_dim, value_dim, decays } => {
                 let (mut error, mut out) = (vec![0.0; value_dim], vec![0.0; value_dim]);
                 for row in rows {
                     let (key, rest) = row.split_at(key_dim);
-                    let (value, decay, rate) = (&rest[..value_dim], rest[value_dim], rest[value_dim + 1]);
+                    let (value, rest) = rest.split_at(value_dim);
+                    let (decay, rate) = (&rest[..decays], rest[decays]);
                     let token = DeltaToken { key, query: key, value, decay, rate };
                     delta::step(isa, state, token, &mut error, &mut out);
                 }

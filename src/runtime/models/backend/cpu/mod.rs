@@ -817,6 +817,16 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn scale_heads(&self, x: &mut CpuBuffer, factors: &CpuBuffer) -> Result<()> {
+        let dim = x.width() / factors.width();
+        self.change_rows(x, 1, |row, x| {
+            for (head, factor) in x.chunks_exact_mut(dim).zip(factors.row(row)) {
+                head.iter_mut().for_each(|value| *value *= factor);
+            }
+        });
+        Ok(())
+    }
+
     fn multiply(&self, x: &mut CpuBuffer, vector: &Vec<f32>) -> Result<()> {
         self.change_rows(x, 1, |_, row| {
             row.iter_mut().zip(vector).for_each(|(value, factor)| *value *= factor);

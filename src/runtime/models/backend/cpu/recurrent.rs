@@ -10,6 +10,7 @@ use super::kv::CpuKv;
 use super::{Cpu, CpuBuffer};
 use crate::backend::{ConvSpec, DeltaShape, DeltaSpec, PageId, RowSpan, SsmShape, SsmSpec};
 use llmctl_base::error::{Error, Result};
+use llmctl_kernel::math::softplus;
 use llmctl_kernel::{Isa, conv, delta, dot, ssm};
 
 impl Cpu {
@@ -59,7 +60,8 @@ impl Cpu {
     ) -> Result<()> {
         let DeltaShape { value_heads, key_dim, value_dim, .. } = spec.shape;
         let heads = Heads { count: value_heads, state_len: key_dim * value_dim, dim: value_dim };
-        kv.drafted_mut(spec.store).begin(StateUpdate::Delta { key_dim, value_dim });
+        let decays = spec.num_decays();
+        kv.drafted_mut(spec.store).begin(StateUpdate::Delta { key_dim, value_dim, decays });
         for span in spans {
             let inputs = HeadInputs { isa: self.isa, spec, qkv, rate, decay, span };
             self.for_heads(heads, kv, (spec.store, span), out, |head, states, out| {
@@ -196,7 +198,7 @@ struct HeadState<'a> {
 
 impl HeadState<'_> {
     /// Returns the state before the span's row `index`. What a drafted row feeds to it is recorded: `inputs`, in order.
-    fn before(&mut self, index: usize, inputs: [&[f32]; 3]) -> &mut [f32] {
+    fn before(&mut self, index: usize, inputs: &[&[f32]]) -> &mut [f32] {
         let Some(drafted) = index.checked_sub(self.num_known) else { return self.known };
         if drafted == 0 {
             self.guess.extend_from_slice(self.known);
@@ -241,7 +243,7 @@ impl SsmInputs<'_> {
                 decay: libm::exp(-f64::from(self.spec.fading[head]) * step) as f32,
                 skip: self.spec.skip[head],
             };
-            let state = states.before(index, [token.input, token.key, &[token.decay]]);
+            let state = states.before(index, &[token.input, token.key, &[token.decay]]);
             ssm::step(self.isa, state, token, out);
         }
     }
@@ -269,6 +271,9 @@ impl HeadInputs<'_> {
         let DeltaShape { key_heads, key_dim, value_dim, .. } = self.spec.shape;
         let key_head = self.spec.shape.key_head(head);
         let fading = f64::from(self.spec.fading[head]);
+        let num_decays = self.spec.num_decays();
+        let decays = head * num_decays..(head + 1) * num_decays;
+        let mut decay = vec![0.0; num_decays];
         let (mut query, mut key, mut error) = (vec![0.0; key_dim], vec![0.0; key_dim], vec![0.0; value_dim]);
         for (index, (row, out)) in self.span.rows.clone().zip(out.chunks_exact_mut(value_dim)).enumerate() {
             let qkv = self.qkv.row(row);
@@ -276,14 +281,19 @@ impl HeadInputs<'_> {
             let scale = 1.0 / (key_dim as f64).sqrt();
             normalize(self.isa, &qkv[key_head * key_dim..][..key_dim], scale, &mut query);
             normalize(self.isa, &qkv[keys + key_head * key_dim..][..key_dim], 1.0, &mut key);
+            let inputs =
+                self.decay.row(row)[decays.clone()].iter().zip(&self.spec.decay_bias[decays.clone()]);
+            for (decay, (input, bias)) in decay.iter_mut().zip(inputs) {
+                *decay = kept(fading, input + bias);
+            }
             let token = delta::DeltaToken {
                 key: &key,
                 query: &query,
                 value: &qkv[2 * keys + head * value_dim..][..value_dim],
-                decay: kept(fading, self.decay.row(row)[head] + self.spec.decay_bias[head]),
+                decay: &decay,
                 rate: (1.0 / (1.0 + libm::exp(-f64::from(self.rate.row(row)[head])))) as f32,
             };
-            let state = states.before(index, [token.key, token.value, &[token.decay, token.rate]]);
+            let state = states.before(index, &[token.key, token.value, token.decay, &[token.rate]]);
             delta::step(self.isa, state, token, &mut error, out);
         }
     }
@@ -300,11 +310,6 @@ fn normalize(isa: Isa, x: &[f32], scale: f64, out: &mut [f32]) {
 /// Computes `exp(-fading * softplus(x))` in f64, so that the result is exact to f32.
 fn kept(fading: f64, x: f32) -> f32 {
     libm::exp(-fading * softplus(x.into())) as f32
-}
-
-/// Computes `ln(1 + exp(x))`, and `x` where the two are equal to f32.
-fn softplus(x: f64) -> f64 {
-    if x > 20.0 { x } else { libm::log1p(libm::exp(x)) }
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! DeepSeek V2 and V3 and GLM-4.7-Flash: latent attention; the first layers are dense, the others have
 //! experts beside a shared network. V2 weighs experts by softmax, V3 and GLM by sigmoid, with a bias for
-//! their choice. Sources: transformers `DeepseekV2Config`, `DeepseekV3Config` and `Glm4MoeLiteConfig`;
+//! their choice. Mistral 4 is like V3 with V2's weights. Sources: transformers `DeepseekV2Config`, `DeepseekV3Config` and `Glm4MoeLiteConfig`;
 //! llama.cpp's `deepseek2` for GGUF, which covers all three.
 
 use super::dense::{ConfigDefaults, MAX_WIDTH, decoder};
-use super::experts::{ExpertKeys, experts, weight_scale, with_shared};
+use super::dense_families::temperature;
+use super::experts::{ExpertKeys, experts, shared_width, weight_scale, with_shared};
 use super::rope::yarn_score_factor;
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{
@@ -16,15 +17,79 @@ use llmctl_base::error::LoadResult;
 pub const V2_FAMILY: Family =
     Family { parse: parse_config, ..Family::new("deepseek2", &["deepseek_v2"], &["deepseek2"]) };
 
+/// Also Kimi K2, whose files have a name of their own for the same architecture.
 pub const V3_FAMILY: Family =
-    Family { parse: parse_config, ..Family::new("deepseek3", &["deepseek_v3"], &[]) };
+    Family { parse: parse_config, ..Family::new("deepseek3", &["deepseek_v3", "kimi_k2"], &[]) };
 
 pub const GLM_FAMILY: Family =
     Family { parse: parse_config, ..Family::new("glm4-moe-lite", &["glm4_moe_lite"], &[]) };
 
-const EXPERTS: ExpertKeys = ExpertKeys { count: "n_routed_experts", ..ExpertKeys::QWEN };
+/// Mistral Small 4 and Large 3: softmax weights that sum to 1, and queries that grow with the position. Sources: transformers
+/// `Mistral4Config`; llama.cpp's `mistral4`.
+pub const MISTRAL4_FAMILY: Family = Family {
+    parse: |family, reader| {
+        let mut description = parse_config(family, reader)?;
+        let temperature = temperature(&description, reader)?;
+        for layer in &mut description.config.layers {
+            if let MixerConfig::Latent(latent) = &mut layer.mixer {
+                latent.temperature = temperature;
+            }
+        }
+        Ok(description)
+    },
+    ..Family::new("mistral4", &["mistral4"], &["mistral4"])
+};
+
+/// Facts about experts beside a shared network, which differ between the families that read them as DeepSeek's are read.
+pub struct ExpertFacts {
+    pub keys: ExpertKeys,
+    /// The shared network in config.json and in GGUF.
+    pub shared: [SharedNetwork; 2],
+    /// config.json's factor of the weights.
+    pub scale: &'static str,
+    /// config.json's number of first layers that are dense, and the class's default.
+    pub dense: (&'static str, usize),
+    pub parts: PartNames,
+}
+
+/// Key by which a file gives the width of the network that all tokens pass.
+pub enum SharedNetwork {
+    /// A number of experts, with the class's default.
+    Count(&'static str, usize),
+    Width(&'static str),
+}
+
+impl SharedNetwork {
+    pub const GGUF_WIDTH: Self = Self::Width("expert_shared_feed_forward_length");
+}
+
+impl ExpertFacts {
+    pub const DEEPSEEK: Self = Self {
+        keys: ExpertKeys { count: "n_routed_experts", ..ExpertKeys::QWEN },
+        shared: [SharedNetwork::Count("n_shared_experts", 0), SharedNetwork::Count("expert_shared_count", 0)],
+        scale: "routed_scaling_factor",
+        dense: ("first_k_dense_replace", 0),
+        parts: PartNames::SHARED_EXPERTS,
+    };
+
+    /// Names of most families that do not follow DeepSeek's.
+    pub const NUMBERED: Self = Self {
+        keys: ExpertKeys::QWEN,
+        shared: [
+            SharedNetwork::Count("num_shared_experts", 1),
+            SharedNetwork::Count("expert_shared_count", 0),
+        ],
+        dense: ("first_k_dense_replace", 1),
+        ..Self::DEEPSEEK
+    };
+}
 
 fn parse_config(family: &Family, reader: &ConfigReader) -> LoadResult<Description> {
+    parse_latent(family, reader, &ExpertFacts::DEEPSEEK)
+}
+
+/// Parses a model whose layers all have latent attention and, except for the first ones, experts.
+pub fn parse_latent(family: &Family, reader: &ConfigReader, facts: &ExpertFacts) -> LoadResult<Description> {
     let latent = latent(reader)?;
     let defaults = ConfigDefaults { experts: true, context_length: 4096, ..ConfigDefaults::CLASS };
     let rotary_dim = latent.rotary_dim;
@@ -36,16 +101,19 @@ fn parse_config(family: &Family, reader: &ConfigReader) -> LoadResult<Descriptio
             *attention_factor = Some(1.0);
         }
     }
-    set_experts(&mut description, reader)?;
+    set_experts(&mut description, reader, facts)?;
     Ok(description)
 }
 
-/// Replaces the dense part of all layers but the first by experts beside a shared network (also GLM-4.5's form).
-pub fn set_experts(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
-    description.naming.parts = PartNames::SHARED_EXPERTS;
-    let shared = reader.count(reader.pick("n_shared_experts", "expert_shared_count"))?.unwrap_or(0);
-    let is_sparse = sparse_layers(reader, description.config.layers.len())?;
-    description.replace_dense(|layer| is_sparse[layer], |dense| feed_forward(reader, dense, shared))
+/// Replaces the dense part of all layers but the first by experts beside a shared network.
+pub fn set_experts(
+    description: &mut Description,
+    reader: &ConfigReader,
+    facts: &ExpertFacts,
+) -> LoadResult<()> {
+    description.naming.parts = facts.parts;
+    let is_sparse = sparse_layers(reader, description.config.layers.len(), facts)?;
+    description.replace_dense(|layer| is_sparse[layer], |dense| feed_forward(reader, dense, facts))
 }
 
 /// Parses the attention of every layer. GGUF's keys give the widths of heads; those for the absorbed form, which newer files
@@ -73,7 +141,8 @@ fn latent(reader: &ConfigReader) -> LoadResult<LatentConfig> {
         rotary_dim,
         value_dim,
         scale: yarn_score_factor(reader)? / ((plain_dim + rotary_dim) as f32).sqrt(),
-        rope: 0,
+        temperature: None,
+        rope: Some(0),
         interleaved: reader.flag("rope_interleave")?.unwrap_or(true),
     })
 }
@@ -96,7 +165,7 @@ fn gguf_head_dims(reader: &ConfigReader, rotary_dim: usize) -> LoadResult<(usize
 }
 
 /// Returns which layers have experts: those after the first dense ones, or as listed.
-fn sparse_layers(reader: &ConfigReader, num_layers: usize) -> LoadResult<Vec<bool>> {
+fn sparse_layers(reader: &ConfigReader, num_layers: usize, facts: &ExpertFacts) -> LoadResult<Vec<bool>> {
     const LIST: &str = "mlp_layer_types";
     const STEP: &str = "moe_layer_freq";
     if reader.value(LIST).is_some_and(|list| list.is_array()) {
@@ -106,48 +175,74 @@ fn sparse_layers(reader: &ConfigReader, num_layers: usize) -> LoadResult<Vec<boo
     if let Some(step) = reader.count(STEP)?.filter(|step| *step != 1) {
         return Err(reader.error(STEP, format!("experts in every {step}th layer are not supported")));
     }
-    let count_key = reader.pick(EXPERTS.count, "expert_count");
-    if reader.count(count_key)?.unwrap_or(0) == 0 {
+    let count_key = reader.pick(facts.keys.count, "expert_count");
+    if reader.count(count_key)?.or(reader.count("num_local_experts")?).unwrap_or(0) == 0 {
         return Ok(vec![false; num_layers]);
     }
-    let dense = reader.count(reader.pick("first_k_dense_replace", "leading_dense_block_count"))?.unwrap_or(0);
-    Ok((0..num_layers).map(|layer| layer >= dense).collect())
+    let (dense_key, default) = (reader.pick(facts.dense.0, "leading_dense_block_count"), facts.dense.1);
+    match reader.count(dense_key)? {
+        // Some of llama.cpp's converters leave it to the tensors.
+        None if reader.is_gguf() && default > 0 => {
+            let has_router = |layer| reader.value(&format!("blk.{layer}.ffn_gate_inp.weight")).is_some();
+            Ok((0..num_layers).map(has_router).collect())
+        }
+        dense => {
+            let dense = dense.unwrap_or(if reader.is_gguf() { 0 } else { default });
+            Ok((0..num_layers).map(|layer| layer >= dense).collect())
+        }
+    }
 }
 
-/// Parses a layer with experts: `shared` of them are one network for every token.
-pub fn feed_forward(reader: &ConfigReader, dense: MlpConfig, shared: usize) -> LoadResult<FeedForwardConfig> {
+/// Parses a layer with experts beside a network for every token.
+pub fn feed_forward(
+    reader: &ConfigReader,
+    dense: MlpConfig,
+    facts: &ExpertFacts,
+) -> LoadResult<FeedForwardConfig> {
     let weights = weights(reader)?;
     let is_sigmoid = matches!(weights, ExpertWeights::Sigmoid | ExpertWeights::SigmoidOfUsed);
-    let of_one = experts(reader, &EXPERTS, &dense, weights)?;
+    let of_one = experts(reader, &facts.keys, &dense, weights)?;
     let experts = ExpertsConfig {
-        weight_scale: weight_scale(reader)?,
+        weight_scale: weight_scale(reader, facts.scale)?,
         has_bias: is_sigmoid,
         groups: groups(reader, of_one.count, of_one.used, is_sigmoid)?,
         ..of_one
     };
-    with_shared(reader, reader.pick("n_shared_experts", "expert_shared_count"), shared, experts, dense)
+    match facts.shared[usize::from(reader.is_gguf())] {
+        SharedNetwork::Count(key, default) => {
+            with_shared(reader, key, reader.count(key)?.unwrap_or(default), experts, dense)
+        }
+        SharedNetwork::Width(key) => {
+            let width = shared_width(reader, key)?;
+            let shared = width.map(|intermediate_size| MlpConfig { intermediate_size, ..dense });
+            Ok(FeedForwardConfig { dense: shared, experts: Some(experts), gates_dense: false })
+        }
+    }
 }
 
 fn weights(reader: &ConfigReader) -> LoadResult<ExpertWeights> {
-    let is_v2 = reader.architecture()? == "deepseek_v2";
+    let name = reader.architecture()?;
+    let is_v2 = name == "deepseek_v2";
     let normalizes = reader.flag(reader.pick("norm_topk_prob", "expert_weights_norm"))?;
     let normalizes = normalizes.unwrap_or(!reader.is_gguf() && !is_v2);
     let is_sigmoid = match reader.is_gguf() {
         true => gguf_is_sigmoid(reader)?,
-        false => !is_v2,
+        false => !is_v2 && name != "mistral4",
     };
     Ok(if is_sigmoid { ExpertWeights::sigmoid(normalizes) } else { ExpertWeights::softmax(normalizes) })
 }
 
-/// Returns whether GGUF's weights are sigmoids. Files without the key are of DeepSeek V2, of GLM-4.5, of
-/// Nemotron 3, or GLM-4.7-Flash's by their vocabulary, as in llama.cpp.
+/// Returns whether GGUF's weights are sigmoids. Files without the key are of DeepSeek V2, of a family that
+/// has sigmoids always, or GLM-4.7-Flash's by their vocabulary, as in llama.cpp.
 fn gguf_is_sigmoid(reader: &ConfigReader) -> LoadResult<bool> {
     const KEY: &str = "expert_gating_func";
     const GLM_VOCAB: usize = 154_880;
     match reader.count(KEY)? {
         None | Some(0) => {
-            let is_of = |name: &str| ["glm4moe", "nemotron_h_moe"].contains(&name);
-            Ok(reader.count("vocab_size")? == Some(GLM_VOCAB) || is_of(&reader.architecture()?))
+            const SIGMOID: [&str; 7] =
+                ["glm4moe", "nemotron_h_moe", "afmoe", "hy_v3", "laguna", "step35", "kimi-linear"];
+            let name = reader.architecture()?;
+            Ok(reader.count("vocab_size")? == Some(GLM_VOCAB) || SIGMOID.contains(&&*name))
         }
         Some(1) => Ok(false),
         Some(2) => Ok(true),

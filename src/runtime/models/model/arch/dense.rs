@@ -100,6 +100,8 @@ pub fn decoder(
         hidden_size,
         context_length: context_length(reader, defaults)?,
         embedding_scale: 1.0,
+        embedding_norm: None,
+        centers_norms: false,
         final_norm_eps: layer.norm_eps,
         layers: vec![layer; num_layers],
         ropes: vec![rope(reader, "full_attention", rotated, defaults.rope_theta)?],
@@ -142,6 +144,8 @@ fn layer(
         feed_forward: FeedForwardConfig { dense: Some(mlp), experts: None, gates_dense: false },
         has_output_scale: false,
         norm_eps,
+        post_norm_eps: norm_eps,
+        is_parallel: false,
         pre_norms: true,
         post_norms: false,
         residual_scales: [1.0; 2],
@@ -155,6 +159,7 @@ fn naming(reader: &ConfigReader, defaults: ConfigDefaults) -> LoadResult<Naming>
         gguf,
         tied: if gguf { None } else { reader.flag("tie_word_embeddings")?.or(defaults.tied) },
         norm_offset: 0.0,
+        last_norm_offset: 0.0,
         interleaved_qk: false,
         embedding: "embed_tokens",
         norms: NormNames::LLAMA,
@@ -171,8 +176,8 @@ fn attention(
     num_layers: usize,
     defaults: ConfigDefaults,
 ) -> LoadResult<AttentionConfig> {
-    let num_heads =
-        width(reader, reader.pick("num_attention_heads", "attention.head_count"), defaults.num_heads)?;
+    let heads_key = reader.pick("num_attention_heads", "attention.head_count");
+    let num_heads = widest(reader, heads_key, defaults.num_heads, num_layers)?;
     let kv_heads_key = reader.pick("num_key_value_heads", "attention.head_count_kv");
     let default_kv_heads = Some(defaults.num_kv_heads.unwrap_or(num_heads));
     let num_kv_heads = widest(reader, kv_heads_key, default_kv_heads, num_layers)?;
@@ -194,7 +199,7 @@ fn attention(
         kv: KvSource::Own,
         value_norm: false,
         has_sinks: false,
-        has_output_gate: false,
+        output_gate: None,
     })
 }
 

@@ -301,7 +301,10 @@ fn set_gguf_magnitude(description: &mut Description, reader: &ConfigReader) -> L
 }
 
 /// Returns the growth of queries: its interval is the context before YaRN.
-fn temperature(description: &Description, reader: &ConfigReader) -> LoadResult<Option<AttentionTemperature>> {
+pub fn temperature(
+    description: &Description,
+    reader: &ConfigReader,
+) -> LoadResult<Option<AttentionTemperature>> {
     const SCALE: &str = "llama_4_scaling_beta";
     let scale = match reader.is_gguf() {
         true => reader.number("attention.temperature_scale")?,

@@ -1,11 +1,11 @@
 //! Families with experts that differ from a Llama in few other facts, each with its source.
 
-use super::deepseek;
+use super::deepseek::{self, ExpertFacts, SharedNetwork};
 use super::dense::ConfigDefaults;
 use super::dense_families::{QWEN3, QWEN3_VL_SECTIONS, slide_upper_layers};
 use super::experts::{ExpertKeys, experts, with_shared};
 use super::rope::set_sections;
-use super::{ConfigReader, Description, Family};
+use super::{ConfigReader, Description, Family, sliding_families};
 use crate::model::config::{
     Activation, ExpertWeights, ExpertsConfig, FeedForwardConfig, MlpConfig, NormNames, PartNames, QkNorm,
     RopeScaling,
@@ -134,7 +134,7 @@ pub const GLM4_MOE: Family = Family {
     norms: NormNames::POST_ATTENTION,
     adjust: |description, reader| {
         description.leave_prediction_out(reader, "num_nextn_predict_layers")?;
-        deepseek::set_experts(description, reader)?;
+        deepseek::set_experts(description, reader, &ExpertFacts::DEEPSEEK)?;
         description.normalize_qk(if normalizes_qk(reader)? { QkNorm::PerHead } else { QkNorm::None });
         Ok(())
     },
@@ -148,6 +148,101 @@ fn normalizes_qk(reader: &ConfigReader) -> LoadResult<bool> {
         false => Ok(reader.flag("use_qk_norm")? == Some(true)),
     }
 }
+
+/// Hy3: a Llama with norms on the heads of q and k; the first layer is dense, the others have experts weighed by sigmoids.
+/// Source: transformers `HYV3Config`; llama.cpp's `hy_v3` for GGUF.
+pub const HY3: Family = Family {
+    defaults: ConfigDefaults {
+        num_kv_heads: Some(8),
+        head_dim: Some(128),
+        context_length: 131_072,
+        rope_theta: 11_158_840.0,
+        norm_eps: 1e-5,
+        experts: true,
+        ..ConfigDefaults::CLASS
+    },
+    qk_norm: QkNorm::PerHead,
+    adjust: |description, reader| {
+        const FACTS: ExpertFacts = ExpertFacts {
+            shared: [SharedNetwork::Count("num_shared_experts", 1), SharedNetwork::GGUF_WIDTH],
+            scale: "router_scaling_factor",
+            parts: PartNames {
+                mlp_beside_experts: [
+                    ["mlp.shared_mlp.gate_proj", "ffn_gate_shexp"],
+                    ["mlp.shared_mlp.up_proj", "ffn_up_shexp"],
+                    ["mlp.shared_mlp.down_proj", "ffn_down_shexp"],
+                ],
+                expert_bias: ["mlp.expert_bias", "exp_probs_b"],
+                ..ROUTER_MODULE
+            },
+            ..ExpertFacts::NUMBERED
+        };
+        description.leave_prediction_out(reader, "num_nextn_predict_layers")?;
+        deepseek::set_experts(description, reader, &FACTS)
+    },
+    ..Family::new("hy3", &["hy_v3"], &["hy_v3"])
+};
+
+/// Names of a router that is a module of its own (Hy3, AFMoE).
+pub const ROUTER_MODULE: PartNames = PartNames {
+    router: ["mlp.router.gate", "ffn_gate_inp"],
+    expert_bias: ["mlp.expert_bias", "exp_probs_b.bias"],
+    ..PartNames::SHARED_EXPERTS
+};
+
+/// K-EXAONE: a sliding window and positions on three of four layers, neither on the others, norms on the heads of q and k, and
+/// experts as DeepSeek V3 has them. Source: transformers `ExaoneMoeConfig`; llama.cpp's `exaone-moe` for GGUF.
+pub const EXAONE_MOE: Family = Family {
+    defaults: ConfigDefaults { norm_eps: 1e-5, experts: true, ..ConfigDefaults::CLASS },
+    qk_norm: QkNorm::PerHead,
+    adjust: |description, reader| {
+        const FACTS: ExpertFacts = ExpertFacts {
+            parts: PartNames {
+                expert_bias: ["mlp.e_score_correction_bias", "exp_probs_b.bias"],
+                ..PartNames::SHARED_EXPERTS
+            },
+            ..ExpertFacts::NUMBERED
+        };
+        description.leave_prediction_out(reader, "num_nextn_predict_layers")?;
+        sliding_families::slide_exaone(description, reader)?;
+        deepseek::set_experts(description, reader, &FACTS)
+    },
+    ..Family::new("exaone-moe", &["exaone_moe"], &["exaone-moe"])
+};
+
+/// Ling and Ring 2 (Bailing MoE V2): a Llama with norms on the heads of q and k, which are half-rotated and one matrix with v;
+/// the first layers are dense, the others have experts as DeepSeek V3 has them. Sources: llama.cpp's converter and its
+/// `bailingmoe2`; transformers' `Glm4MoeConfig` describes the same function.
+pub const BAILING_MOE2: Family = Family {
+    defaults: ConfigDefaults {
+        context_length: 16_384,
+        rope_theta: 600_000.0,
+        rotated: 0.5,
+        tied: Some(false),
+        experts: true,
+        ..ConfigDefaults::CLASS
+    },
+    norms: NormNames {
+        qk: [["attention.query_layernorm", "attn_q_norm"], ["attention.key_layernorm", "attn_k_norm"]],
+        ..NormNames::LLAMA
+    },
+    qk_norm: QkNorm::PerHead,
+    adjust: |description, reader| {
+        const FACTS: ExpertFacts = ExpertFacts {
+            parts: PartNames {
+                attention_fused: ["attention.query_key_value", "attn_qkv"],
+                attention_output: ["attention.dense", "attn_output"],
+                expert_bias: ["mlp.gate.expert_bias", "exp_probs_b.bias"],
+                ..PartNames::SHARED_EXPERTS
+            },
+            ..ExpertFacts::NUMBERED
+        };
+        description.naming.embedding = "word_embeddings";
+        description.leave_prediction_out(reader, "num_nextn_predict_layers")?;
+        deepseek::set_experts(description, reader, &FACTS)
+    },
+    ..Family::new("bailing-moe2", &["bailing_moe_v2"], &["bailingmoe2"])
+};
 
 /// ERNIE 4.5 with experts: softmax weights with a bias for the choice of experts, beside a shared network; the first layers
 /// are dense. Source: transformers `Ernie4_5_MoeConfig`; llama.cpp's `ernie4_5-moe` for GGUF.

@@ -76,8 +76,8 @@ impl ExpertWeights {
 }
 
 /// Returns the factor of the experts' weights. GGUF's 0 means no scaling.
-pub fn weight_scale(reader: &ConfigReader) -> LoadResult<f32> {
-    let scale = reader.number(reader.pick("routed_scaling_factor", "expert_weights_scale"))?;
+pub fn weight_scale(reader: &ConfigReader, hugging_face: &'static str) -> LoadResult<f32> {
+    let scale = reader.number(reader.pick(hugging_face, "expert_weights_scale"))?;
     Ok(scale.filter(|scale| *scale != 0.0).unwrap_or(1.0))
 }
 

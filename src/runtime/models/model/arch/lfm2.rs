@@ -71,7 +71,8 @@ fn set_experts(description: &mut Description, reader: &ConfigReader) -> LoadResu
     let sum_to_one = reader.flag("norm_topk_prob")?.unwrap_or(true) || reader.is_gguf();
     let (weights, is_sparse) = (ExpertWeights::sigmoid(sum_to_one), |layer| layer >= num_dense);
     description.replace_by_experts(reader, &ExpertKeys::QWEN, weights, is_sparse)?;
-    let (scale, has_bias) = (weight_scale(reader)?, reader.flag("use_expert_bias")?.unwrap_or(true));
+    let (scale, has_bias) =
+        (weight_scale(reader, "routed_scaling_factor")?, reader.flag("use_expert_bias")?.unwrap_or(true));
     for experts in description.experts_mut() {
         (experts.weight_scale, experts.has_bias) = (scale, has_bias);
     }

@@ -1,9 +1,10 @@
 //! Model families: each parses config.json or GGUF metadata into a [`Description`] that the decoder runs.
 //!
-//! To add a family: a row in one of the files of families, or a file of its own, and its line in
-//! [`FAMILIES`]. A row says in which facts a family differs from a Llama, whose keys [`dense`] reads;
+//! To add a family: a row in one of the files of families, or a file of its own, and its lines in
+//! [`FAMILIES`] and [`PUBLISHED`]. A row says in which facts a family differs from a Llama, whose keys [`dense`] reads;
 //! [`experts`] reads what mixtures of experts share.
 
+mod cohere;
 mod config_reader;
 mod deepseek;
 mod dense;
@@ -14,12 +15,15 @@ mod ssm;
 mod dense_families;
 mod expert_families;
 mod falcon_h1;
+mod gated_families;
 mod gemma3n;
 mod gemma4;
 mod gemma4_assistant;
 mod granite_hybrid;
+mod kimi_linear;
 mod lfm2;
 mod nemotron_h;
+mod published;
 mod qwen3_5;
 mod sliding_families;
 
@@ -27,6 +31,7 @@ pub use config_reader::{ConfigReader, ModelFormat};
 #[cfg(feature = "candle-families")]
 pub(super) use dense::{MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
 pub use gemma4_assistant::{is_assistant, parse_assistant};
+pub use published::{PUBLISHED, published_as};
 
 use super::config::{DecoderConfig, LayerConfig, Naming, NormNames, PartNames, QkNorm};
 use dense::{ConfigDefaults, dense};
@@ -62,14 +67,19 @@ pub struct Family {
 
 /// Every family that runs natively.
 pub const FAMILIES: &[Family] = &[
+    gated_families::AFMOE,
     dense_families::APERTUS,
     dense_families::ARCEE,
+    expert_families::BAILING_MOE2,
+    cohere::FAMILY,
+    cohere::MOE_FAMILY,
     deepseek::V2_FAMILY,
     deepseek::V3_FAMILY,
     deepseek::GLM_FAMILY,
     dense_families::ERNIE4_5,
     expert_families::ERNIE4_5_MOE,
     sliding_families::EXAONE4,
+    expert_families::EXAONE_MOE,
     falcon_h1::FAMILY,
     sliding_families::GEMMA2,
     sliding_families::GEMMA3,
@@ -83,13 +93,18 @@ pub const FAMILIES: &[Family] = &[
     granite_hybrid::FAMILY,
     granite_hybrid::MOE_FAMILY,
     dense_families::HUNYUAN_DENSE,
+    expert_families::HY3,
+    kimi_linear::FAMILY,
+    gated_families::LAGUNA,
     lfm2::FAMILY,
     lfm2::MOE_FAMILY,
     dense_families::LLAMA,
     expert_families::MINIMAX_M2,
     dense_families::MINISTRAL3,
     dense_families::MISTRAL,
+    deepseek::MISTRAL4_FAMILY,
     expert_families::MIXTRAL,
+    gated_families::MUSE_GLIMMER,
     nemotron_h::FAMILY,
     nemotron_h::MOE_FAMILY,
     dense_families::OLMO2,
@@ -216,6 +231,37 @@ mod tests {
             config[key] = value;
             let error = description(config).expect_err(key).to_string();
             assert!(error.contains(key), "{error} names {key}");
+        }
+    }
+
+    #[test]
+    fn facts_of_single_families_are_checked_by_name() {
+        let experts = json!({"num_experts": 4, "num_experts_per_tok": 2, "num_experts_per_token": 2,
+            "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8, "kv_lora_rank": 8,
+            "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4, "linear_attn_config":
+            {"head_dim": 4, "num_heads": 2, "short_conv_kernel_size": 4, "kda_layers": [1, 2, 3]}});
+        let with = |model_type: &str, key: &str, value: &serde_json::Value| {
+            let mut config = small(model_type);
+            config.as_object_mut().expect("object").extend(experts.as_object().expect("object").clone());
+            config[key] = value.clone();
+            description(config)
+        };
+        for (model_type, key, value) in [
+            ("laguna", "moe_router_logit_softcapping", json!(30.0)),
+            ("laguna", "num_attention_heads_per_layer", json!([4, 4, 3, 4])),
+            ("laguna", "num_attention_heads_per_layer", json!([4])),
+            ("muse_glimmer", "layer_rope_theta", json!([0])),
+            ("cohere2_moe", "shared_expert_combination_strategy", json!("least")),
+            ("cohere2_moe", "expert_selection_fn", json!("topk")),
+            ("cohere2", "sliding_window_pattern", json!(0)),
+            ("kimi_linear", "num_expert_group", json!(2)),
+            ("kimi_linear", "linear_attn_config", json!({"kda_layers": 3})),
+            ("kimi_linear", "linear_attn_config", json!({"num_heads": 1u64 << 40, "kda_layers": []})),
+        ] {
+            with(model_type, "x", &json!(0)).unwrap_or_else(|error| panic!("{model_type}: {error}"));
+            let error = with(model_type, key, &value).expect_err(key).to_string();
+            let named = if key == "linear_attn_config" { "linear_" } else { key };
+            assert!(error.contains(named), "{error} names {key}");
         }
     }
 }

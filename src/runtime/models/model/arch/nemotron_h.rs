@@ -4,9 +4,8 @@
 //! as in the models' own code and in llama.cpp (transformers to 5.23 also uses `time_step_min`, see its pull
 //! request 48989); llama.cpp's `nemotron_h` and `nemotron_h_moe`.
 
-use super::deepseek;
+use super::deepseek::{self, ExpertFacts, SharedNetwork};
 use super::dense::{ConfigDefaults, MAX_LAYERS, MAX_WIDTH};
-use super::experts::shared_width;
 use super::ssm::{SsmKeys, ssm};
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{Activation, FeedForwardConfig, MixerConfig, MlpConfig, NormNames, PartNames};
@@ -114,9 +113,9 @@ fn experts(reader: &ConfigReader, mlp: MlpConfig) -> LoadResult<FeedForwardConfi
             reader.error(LATENT, "experts that work in a latent space (Nemotron 3 Super) are not supported")
         );
     }
-    let shared = shared_width(reader, "moe_shared_expert_intermediate_size")?;
-    let dense = shared.map(|intermediate_size| MlpConfig { intermediate_size, ..mlp.clone() });
-    Ok(FeedForwardConfig { dense, ..deepseek::feed_forward(reader, mlp, 0)? })
+    const SHARED: SharedNetwork = SharedNetwork::Width("moe_shared_expert_intermediate_size");
+    let facts = ExpertFacts { shared: [SHARED, SharedNetwork::GGUF_WIDTH], ..ExpertFacts::DEEPSEEK };
+    deepseek::feed_forward(reader, mlp, &facts)
 }
 
 fn inner(reader: &ConfigReader) -> LoadResult<usize> {

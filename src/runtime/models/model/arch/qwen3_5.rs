@@ -10,7 +10,7 @@ use super::rope::set_sections;
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{
     DeltaNetConfig, DeltaShape, ExpertWeights, FeedForwardConfig, MixerConfig, MlpConfig, NormNames,
-    PartNames, QkNorm,
+    OutputGate, PartNames, QkNorm,
 };
 use llmctl_base::error::LoadResult;
 
@@ -33,14 +33,7 @@ pub const MOE_FAMILY: Family = Family {
     model_types: &["qwen3_5_moe", "qwen3_5_moe_text"],
     gguf_names: &["qwen35moe"],
     defaults: ConfigDefaults { num_kv_heads: Some(2), experts: true, ..FAMILY.defaults },
-    parts: PartNames {
-        mlp_beside_experts: [
-            ["mlp.shared_expert.gate_proj", "ffn_gate_shexp"],
-            ["mlp.shared_expert.up_proj", "ffn_up_shexp"],
-            ["mlp.shared_expert.down_proj", "ffn_down_shexp"],
-        ],
-        ..PartNames::LLAMA
-    },
+    parts: PartNames { mlp_beside_experts: PartNames::SHARED_EXPERT, ..PartNames::LLAMA },
     parse: |family, reader| with_experts(family, reader, ExpertWeights::OfUsed),
     ..FAMILY
 };
@@ -130,10 +123,11 @@ fn adjust(description: &mut Description, reader: &ConfigReader) -> LoadResult<()
         description.naming.norms = NormNames::POST_ATTENTION;
         description.leave_prediction_out(reader, PREDICTION)?;
     } else {
-        description.naming.norm_offset = 1.0;
+        (description.naming.norm_offset, description.naming.last_norm_offset) = (1.0, 1.0);
     }
     let has_output_gate = reader.flag("attn_output_gate")?.unwrap_or(true);
-    description.config.attentions_mut().for_each(|(_, it)| it.has_output_gate = has_output_gate);
+    let output_gate = has_output_gate.then_some(OutputGate::BesideQuery);
+    description.config.attentions_mut().for_each(|(_, it)| it.output_gate = output_gate);
     let blocks = reader.count(reader.pick(PREDICTION, "nextn_predict_layers"))?;
     // More blocks than one, of which each would predict one token more, are in no published model.
     description.prediction = description.config.layers.first().filter(|_| blocks.unwrap_or(1) == 1).cloned();
@@ -184,7 +178,7 @@ fn delta_net(reader: &ConfigReader) -> LoadResult<DeltaNetConfig> {
         return Err(reader.error(key, message));
     }
     let kernel = reader.kernel(reader.pick("linear_conv_kernel_dim", "ssm.conv_kernel"), 4)?;
-    Ok(DeltaNetConfig { shape, kernel })
+    Ok(DeltaNetConfig { shape, kernel, is_kimi: false })
 }
 
 /// Limit on the heads, and on the values of a head.

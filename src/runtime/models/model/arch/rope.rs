@@ -307,10 +307,14 @@ fn gguf(reader: &ConfigReader, dim: usize, default_theta: f32) -> LoadResult<Rop
                 Some(original) => original,
                 None => reader.size("context_length", usize::MAX)?,
             },
-            // llama.cpp multiplies YaRN's own magnitude by the file's value.
-            attention_factor: reader
-                .number("rope.scaling.attn_factor")?
-                .map(|given| given * (0.1 * ln(factor.unwrap_or(1.0).max(1.0)) + 1.0)),
+            // The converter keeps the configuration's magnitude under one key (Laguna); llama.cpp multiplies YaRN's own by
+            // that of another.
+            attention_factor: match reader.number("rope.scaling.yarn_attn_factor")? {
+                Some(given) => Some(given),
+                None => reader
+                    .number("rope.scaling.attn_factor")?
+                    .map(|given| given * (0.1 * ln(factor.unwrap_or(1.0).max(1.0)) + 1.0)),
+            },
             truncate: true,
         },
         Some(other) => {

@@ -63,19 +63,21 @@ pub const EXAONE4: Family = Family {
     defaults: ConfigDefaults { norm_eps: 1e-5, ..ConfigDefaults::CLASS },
     adjust: |description, reader| {
         description.normalize_outputs(QkNorm::PerHead);
-        // The class's own window is the default of config.json; `null` means none.
-        let default = (!reader.is_gguf() && reader.is_absent("sliding_window")).then_some(4096);
-        if let Some(window) = reader.window()?.or(default).filter(|window| *window > 0) {
-            let slides = exaone4_layers(reader, description.config.layers.len())?;
-            description.slide(Some(window), |layer| slides[layer]);
-            for (layer, attention) in description.config.attentions_mut() {
-                attention.rope = slides[layer].then_some(0);
-            }
-        }
-        Ok(())
+        slide_exaone(description, reader)
     },
     ..Family::new("exaone4", &["exaone4"], &["exaone4"])
 };
+
+/// Sets windows and positions.
+pub fn slide_exaone(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
+    // The class's own window is the default of config.json; `null` means none.
+    let default = (!reader.is_gguf() && reader.is_absent("sliding_window")).then_some(4096);
+    if let Some(window) = reader.window()?.or(default).filter(|window| *window > 0) {
+        let slides = exaone4_layers(reader, description.config.layers.len())?;
+        description.slide_with_positions(window, &slides);
+    }
+    Ok(())
+}
 
 /// Returns which layers have a window: as listed, or by a pattern such as "LLLG" or 4.
 fn exaone4_layers(reader: &ConfigReader, num_layers: usize) -> LoadResult<Vec<bool>> {
@@ -103,6 +105,16 @@ pub const OLMO3: Family = Family {
     },
     ..Family::new("olmo3", &["olmo3"], &[])
 };
+
+impl Description {
+    /// Gives a window to the layers that slide, and takes the positions from the others.
+    pub fn slide_with_positions(&mut self, window: usize, slides: &[bool]) {
+        self.slide(Some(window), |layer| slides[layer]);
+        for (layer, attention) in self.config.attentions_mut() {
+            attention.rope = slides[layer].then_some(0);
+        }
+    }
+}
 
 /// Gives the local layers a window and a rotary table of their own.
 fn set_local(
@@ -184,7 +196,8 @@ fn scale_gemma(description: &mut Description, reader: &ConfigReader, layers_27b:
         attention.softcap = softcap;
     }
     config.layers.iter_mut().for_each(|layer| layer.post_norms = true);
-    description.naming.norm_offset = if reader.is_gguf() { 0.0 } else { 1.0 };
+    let offset = if reader.is_gguf() { 0.0 } else { 1.0 };
+    (description.naming.norm_offset, description.naming.last_norm_offset) = (offset, offset);
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use super::buffers::{LayerBuffers, LayerContext, Mixer, Projection};
 use super::load::Loader;
 use super::{StepBuffers, StoreIndex};
 use crate::backend::{Activation, AttentionSpec, Backend, ScoreRule, TextHeads};
-use crate::model::config::{AttentionConfig, AttentionTemperature, KvSource, QkNorm};
+use crate::model::config::{AttentionConfig, AttentionTemperature, KvSource, OutputGate, QkNorm};
 use crate::model::weights::Linear;
 use llmctl_base::error::{LoadResult, Result};
 
@@ -14,11 +14,19 @@ pub struct Attention<B: Backend> {
     store: StoreIndex,
     q: Projection<B>,
     q_norm: Option<B::Vector>,
-    output_gate: Option<Projection<B>>,
+    output_gate: Option<HeadGate<B>>,
     /// `None` if the rows are another layer's.
     kv: Option<KeysAndValues<B>>,
     sinks: Option<B::Vector>,
     output: Projection<B>,
+}
+
+/// A gate of the heads' outputs.
+struct HeadGate<B: Backend> {
+    projection: Projection<B>,
+    activation: Activation,
+    /// True if a head has one value of the gate.
+    is_per_head: bool,
 }
 
 struct KeysAndValues<B: Backend> {
@@ -46,7 +54,7 @@ impl<B: Backend> Attention<B> {
             store,
             q,
             output_gate,
-            q_norm: q_len.map(|len| loader.norm(loader.naming.norms.qk[0], len)).transpose()?,
+            q_norm: q_len.map(|len| qk_weights(loader, config, 0, len)).transpose()?,
             kv,
             sinks: config.has_sinks.then(sinks).transpose()?,
             output: loader.adapted(output)?,
@@ -174,17 +182,38 @@ impl<B: Backend> Mixer<B> for Attention<B> {
             backend.attend(kv, &spec, q, spans, mixed)?;
         }
         if let Some(output_gate) = &self.output_gate {
-            backend.matmul_each(input, &mut [output_gate.adapted(&step.adapted, gate)])?;
-            backend.gated(Activation::Sigmoid, gate, mixed)?;
-            std::mem::swap(gate, mixed);
+            backend.matmul_each(input, &mut [output_gate.projection.adapted(&step.adapted, gate)])?;
+            output_gate.apply(backend, gate, mixed)?;
         }
         backend.matmul_each(mixed, &mut [self.output.adapted(&step.adapted, out)])
     }
 }
 
+impl<B: Backend> HeadGate<B> {
+    /// Multiplies the heads' outputs by the activation of the projected gate.
+    fn apply(&self, backend: &B, gate: &mut B::Buffer, heads: &mut B::Buffer) -> Result<()> {
+        if self.is_per_head {
+            backend.activate(self.activation, gate)?;
+            return backend.scale_heads(heads, gate);
+        }
+        backend.gated(self.activation, gate, heads)?;
+        std::mem::swap(gate, heads);
+        Ok(())
+    }
+
+    /// Reads a gate that is a matrix of its own, with a row for each value or for each head.
+    fn load(loader: &Loader<'_, B>, config: &AttentionConfig, activation: Activation) -> LoadResult<Self> {
+        let names = loader.naming.parts.attention_gate;
+        let is_per_head = loader.file.num_rows(loader.layer, names)? == config.num_heads;
+        let rows = config.num_heads * if is_per_head { 1 } else { config.head_dim };
+        let matrix = loader.file.linear(loader.layer, names, [rows, loader.hidden])?;
+        Ok(Self { projection: loader.adapted(matrix)?, activation, is_per_head })
+    }
+}
+
 impl AttentionTemperature {
     /// Computes the factor of each row's queries.
-    fn fill_factors(self, positions: &[usize], factors: &mut Vec<f32>) {
+    pub fn fill_factors(self, positions: &[usize], factors: &mut Vec<f32>) {
         let factor = |position: &usize| {
             let intervals = (1 + position / self.interval) as f64;
             1.0 + self.scale * libm::log(intervals) as f32
@@ -196,7 +225,7 @@ impl AttentionTemperature {
 
 struct Projections<B: Backend> {
     q: Projection<B>,
-    output_gate: Option<Projection<B>>,
+    output_gate: Option<HeadGate<B>>,
     kv: Option<KeysAndValues<B>>,
 }
 
@@ -210,7 +239,7 @@ fn read_qkv<B: Backend>(
 ) -> LoadResult<(Linear, Option<KeyValueWeights>)> {
     let (file, layer, hidden) = (loader.file, loader.layer, loader.hidden);
     // A head's output gate is stored beside its query.
-    let per_head = if config.has_output_gate { 2 } else { 1 };
+    let per_head = if config.output_gate == Some(OutputGate::BesideQuery) { 2 } else { 1 };
     let q_width = per_head * config.num_heads * config.head_dim;
     let kv_width = config.num_kv_heads * config.head_dim;
     let separate = loader.naming.parts.attention_inputs;
@@ -222,7 +251,7 @@ fn read_qkv<B: Backend>(
             Ok((q, Some((file.linear(layer, k_name, [kv_width, hidden])?, None))))
         }
         KvSource::Own | KvSource::OwnOrKeys => {
-            let (rows, fused) = ([q_width, kv_width, kv_width], ["self_attn.qkv_proj", "attn_qkv"]);
+            let (rows, fused) = ([q_width, kv_width, kv_width], loader.naming.parts.attention_fused);
             let [q, k, v] = file.linears(layer, separate, fused, rows, hidden)?;
             Ok((q, Some((k, Some(v)))))
         }
@@ -253,29 +282,44 @@ fn load_projections<B: Backend>(
         }
         false => (q, k),
     };
-    let (q, output_gate) = match config.has_output_gate {
-        true => {
+    let (q, output_gate) = match config.output_gate {
+        None => (q, None),
+        Some(OutputGate::BesideQuery) => {
             let [q, gate] = split_output_gate(&q, config);
-            (q, Some(loader.adapted(gate)?))
+            let (projection, activation) = (loader.adapted(gate)?, Activation::Sigmoid);
+            (q, Some(HeadGate { projection, activation, is_per_head: false }))
         }
-        false => (q, None),
+        Some(OutputGate::Own(activation)) => (q, Some(HeadGate::load(loader, config, activation)?)),
     };
     let [_, k_len] = normed_lens(config);
     let ones = |_| loader.backend.vector(vec![1.0; config.head_dim]);
     let kv = KeysAndValues {
         k: loader.adapted(k)?,
-        k_norm: k_len.map(|len| loader.norm(loader.naming.norms.qk[1], len)).transpose()?,
+        k_norm: k_len.map(|len| qk_weights(loader, config, 1, len)).transpose()?,
         v_norm: (config.value_norm || v.is_none()).then_some(()).map(ones).transpose()?,
         v: v.map(|v| loader.adapted(v)).transpose()?,
     };
     Ok(Projections { q: loader.adapted(q)?, output_gate, kv: Some(kv) })
 }
 
+/// Returns the weights of the norm of q (0) or k (1).
+fn qk_weights<B: Backend>(
+    loader: &Loader<'_, B>,
+    config: &AttentionConfig,
+    which: usize,
+    len: usize,
+) -> LoadResult<B::Vector> {
+    match config.qk_norm {
+        QkNorm::PerHeadBy(factor) => loader.backend.vector(vec![[factor, 1.0][which]; len]),
+        _ => loader.norm(loader.naming.norms.qk[which], len),
+    }
+}
+
 /// Returns the number of values over which q and k are normalised, if they are.
 fn normed_lens(config: &AttentionConfig) -> [Option<usize>; 2] {
     match config.qk_norm {
         QkNorm::None => [None; 2],
-        QkNorm::PerHead | QkNorm::PerHeadAfterRope => [Some(config.head_dim); 2],
+        QkNorm::PerHead | QkNorm::PerHeadBy(_) | QkNorm::PerHeadAfterRope => [Some(config.head_dim); 2],
         QkNorm::Whole => [config.num_heads, config.num_kv_heads].map(|heads| Some(heads * config.head_dim)),
     }
 }

@@ -104,14 +104,20 @@ impl<B: Backend> Mixer<B> for LatentAttention<B> {
     /// Computes the layer's attention into `out`.
     fn apply(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
         let LayerContext { backend, step, kv, work, .. } = context;
-        let (backend, config, angles) = (*backend, &self.config, &step.angles[self.config.rope]);
+        let (backend, config) = (*backend, &self.config);
         self.project(backend, input, work)?;
-        let LayerBuffers { q, k, v, mixed, gate, up, .. } = &mut **work;
-        backend.rope(mixed, config.rotary_dim, angles)?;
-        backend.rope(v, config.rotary_dim, angles)?;
+        let LayerBuffers { q, k, v, mixed, gate, up, factors, .. } = &mut **work;
+        if let Some(rope) = config.rope {
+            backend.rope(mixed, config.rotary_dim, &step.angles[rope])?;
+            backend.rope(v, config.rotary_dim, &step.angles[rope])?;
+        }
         backend.matmul_heads(q, &self.absorbed_keys, gate)?;
         backend.join_heads([gate, mixed], config.num_heads, up)?;
         backend.join_heads([k, v], 1, q)?;
+        if let Some(temperature) = config.temperature {
+            temperature.fill_factors(&step.positions, factors);
+            backend.scale_rows(up, factors)?;
+        }
         let spans = &step.spans[self.store.group];
         backend.store_kv(kv, self.store.index, q, q, spans)?;
         let spec = AttentionSpec {

@@ -6,6 +6,7 @@ use super::buffers::{LayerContext, Mixer};
 use super::feed_forward::FeedForward;
 use super::load::Loader;
 use super::mixer::load_mixer;
+use super::norm::DecoderNorm;
 use super::per_layer::LayerInput;
 use super::stream::Stream;
 use crate::backend::Backend;
@@ -15,12 +16,12 @@ use llmctl_base::error::{LoadResult, Result};
 const OUTPUT_SCALE: [&str; 2] = ["layer_scalar", "layer_output_scale.weight"];
 
 pub struct DecoderLayer<B: Backend> {
-    eps: f32,
+    is_parallel: bool,
     residual_scales: [f32; 2],
-    pre_mixer: Option<B::Vector>,
-    post_mixer: Option<B::Vector>,
-    pre_mlp: Option<B::Vector>,
-    post_mlp: Option<B::Vector>,
+    pre_mixer: Option<DecoderNorm<B>>,
+    post_mixer: Option<DecoderNorm<B>>,
+    pre_mlp: Option<DecoderNorm<B>>,
+    post_mlp: Option<DecoderNorm<B>>,
     mixer: Option<Box<dyn Mixer<B>>>,
     feed_forward: Option<FeedForward<B>>,
     input: Option<LayerInput<B>>,
@@ -40,18 +41,23 @@ impl<B: Backend> DecoderLayer<B> {
         let loader = &Loader { eps: config.norm_eps, ..*loader };
         let (per_layer, altup) = (model.per_layer_inputs.as_ref(), model.altup.as_ref());
         let gate_cutoff = altup.and_then(|altup| altup.gate_cutoffs[loader.layer]);
-        let norm = |wanted: bool, names| wanted.then(|| loader.norm(names, loader.hidden)).transpose();
+        let read = |names, eps| {
+            let weights = loader.file.layer_norm(loader.layer, names, loader.hidden)?;
+            DecoderNorm::new(loader.backend, model, weights, eps)
+        };
+        let norm = |wanted: bool, names, eps| wanted.then(|| read(names, eps)).transpose();
+        let [eps, post_eps] = [config.norm_eps, config.post_norm_eps];
         let names = &loader.naming.norms;
         let mixes = !matches!(config.mixer, MixerConfig::None);
         let feeds = !config.feed_forward.is_none();
         let feed_forward = |_| FeedForward::load(loader, &config.feed_forward, gate_cutoff);
         Ok(Self {
-            eps: config.norm_eps,
+            is_parallel: config.is_parallel,
             residual_scales: config.residual_scales,
-            pre_mixer: norm(mixes && config.pre_norms, names.pre_mixer)?,
-            post_mixer: norm(mixes && config.post_norms, names.post_mixer)?,
-            pre_mlp: norm(feeds && config.pre_norms, names.pre_mlp)?,
-            post_mlp: norm(feeds && config.post_norms, names.post_mlp)?,
+            pre_mixer: norm(mixes && config.pre_norms, names.pre_mixer, eps)?,
+            post_mixer: norm(mixes && config.post_norms, names.post_mixer, post_eps)?,
+            pre_mlp: norm(feeds && config.pre_norms && !config.is_parallel, names.pre_mlp, eps)?,
+            post_mlp: norm(feeds && config.post_norms, names.post_mlp, post_eps)?,
             mixer: load_mixer(loader, &config.mixer, stores)?,
             feed_forward: feeds.then_some(()).map(feed_forward).transpose()?,
             input: per_layer.map(|input| LayerInput::load(loader, input)).transpose()?,
@@ -70,35 +76,38 @@ impl<B: Backend> DecoderLayer<B> {
         let Some(mixer) = self.mixer.as_ref().filter(|_| self.altup.is_none()) else { return Ok(false) };
         let Stream { residual, normed: space, .. } = stream;
         let norm = self.pre_mixer.as_ref();
-        let input = normed(context.backend, B::rms_norm_into_products, norm, self.eps, residual, space)?;
+        let input = normed(context.backend, DecoderNorm::apply_into_products, norm, residual, space)?;
         mixer.store(context, input)
     }
 
     pub fn apply(&self, context: &mut LayerContext<'_, B>, stream: &mut Stream<B::Buffer>) -> Result<()> {
-        let (backend, eps) = (context.backend, self.eps);
+        let backend = context.backend;
         if let Some(altup) = &self.altup {
             altup.predict(context, stream)?;
         }
         let Stream { residual, normed: space, added, altup: streams } = stream;
         let [mixer_scale, mlp_scale] = self.residual_scales;
         if let Some(mixer) = &self.mixer {
-            let input =
-                normed(backend, B::rms_norm_into_products, self.pre_mixer.as_ref(), eps, residual, space)?;
+            let (norm, apply) = (self.pre_mixer.as_ref(), DecoderNorm::apply_into_products);
+            let input = normed(backend, apply, norm, residual, space)?;
             if let Some(altup) = &self.altup {
                 altup.compute_laurel(context, input, &mut streams.laurel)?;
             }
             mixer.apply(context, input, added)?;
-            let result = normed(backend, B::rms_norm, self.post_mixer.as_ref(), eps, added, space)?;
+            if self.is_parallel {
+                return self.feed_beside(context, stream);
+            }
+            let result = normed(backend, DecoderNorm::apply, self.post_mixer.as_ref(), added, space)?;
             backend.add_scaled(residual, result, mixer_scale)?;
         }
         if self.altup.is_some() {
             LayerAltUp::add_laurel(backend, &streams.laurel, residual)?;
         }
         if let Some(feed_forward) = &self.feed_forward {
-            let input =
-                normed(backend, B::rms_norm_into_products, self.pre_mlp.as_ref(), eps, residual, space)?;
+            let (norm, apply) = (self.pre_mlp.as_ref(), DecoderNorm::apply_into_products);
+            let input = normed(backend, apply, norm, residual, space)?;
             feed_forward.apply(context, input, residual, added)?;
-            let result = normed(backend, B::rms_norm, self.post_mlp.as_ref(), eps, added, space)?;
+            let result = normed(backend, DecoderNorm::apply, self.post_mlp.as_ref(), added, space)?;
             backend.add_scaled(residual, result, mlp_scale)?;
         }
         let inputs = self.input.as_ref().zip(context.per_layer);
@@ -114,25 +123,35 @@ impl<B: Backend> DecoderLayer<B> {
             scale => backend.scale(residual, scale),
         }
     }
+
+    /// Adds the mixer's output, in `stream.added`, and that of the feed-forward part, which reads the same normalised rows.
+    fn feed_beside(&self, context: &mut LayerContext<'_, B>, stream: &mut Stream<B::Buffer>) -> Result<()> {
+        let Stream { residual, normed: input, added, .. } = stream;
+        let (backend, [mixer_scale, mlp_scale]) = (context.backend, self.residual_scales);
+        let Some(feed_forward) = &self.feed_forward else {
+            return backend.add_scaled(residual, added, mixer_scale);
+        };
+        backend.add_scaled(residual, added, mixer_scale)?;
+        feed_forward.apply(context, input, residual, added)?;
+        backend.add_scaled(residual, added, mlp_scale)
+    }
 }
 
-/// One of the backend's norms: backend, input, weight, eps, output.
-type Norm<B> =
-    fn(&B, &<B as Backend>::Buffer, &<B as Backend>::Vector, f32, &mut <B as Backend>::Buffer) -> Result<()>;
+/// Either way of [`DecoderNorm`]: norm, backend, input, output.
+type Apply<B> = fn(&DecoderNorm<B>, &B, &<B as Backend>::Buffer, &mut <B as Backend>::Buffer) -> Result<()>;
 
 /// Normalises `x` into `out`; returns `x` itself if the family has no norm here.
 fn normed<'a, B: Backend>(
     backend: &B,
-    norm: Norm<B>,
-    weight: Option<&B::Vector>,
-    eps: f32,
+    apply: Apply<B>,
+    norm: Option<&DecoderNorm<B>>,
     x: &'a B::Buffer,
     out: &'a mut B::Buffer,
 ) -> Result<&'a B::Buffer> {
-    match weight {
+    match norm {
         None => Ok(x),
-        Some(weight) => {
-            norm(backend, x, weight, eps, out)?;
+        Some(norm) => {
+            apply(norm, backend, x, out)?;
             Ok(out)
         }
     }

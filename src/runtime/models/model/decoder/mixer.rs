@@ -5,6 +5,7 @@ use super::StoreIndex;
 use super::attention::Attention;
 use super::buffers::{LayerContext, Mixer};
 use super::delta_net::DeltaNet;
+use super::kimi_delta::KimiDelta;
 use super::latent::LatentAttention;
 use super::load::Loader;
 use super::short_conv::ShortConv;
@@ -35,6 +36,9 @@ pub fn load_mixer<B: Backend>(
         (MixerConfig::Attention(attention), &[store]) => Box::new(Attention::load(loader, attention, store)?),
         (MixerConfig::Latent(latent), &[store]) => Box::new(LatentAttention::load(loader, latent, store)?),
         (MixerConfig::ShortConv(conv), &[store]) => Box::new(ShortConv::load(loader, conv, store)?),
+        (MixerConfig::DeltaNet(net), &[store, _]) if net.is_kimi => {
+            Box::new(KimiDelta::load(loader, net, store)?)
+        }
         (MixerConfig::DeltaNet(net), &[store, _]) => Box::new(DeltaNet::load(loader, net, store)?),
         (MixerConfig::Ssm(ssm), &[conv, state]) => Box::new(Ssm::load(loader, ssm, [conv, state])?),
         (MixerConfig::AttentionAndSsm { attention, ssm, scales }, &[rows, conv, state]) => {

@@ -11,10 +11,12 @@ mod buffers;
 mod delta_net;
 mod feed_forward;
 mod images;
+mod kimi_delta;
 mod latent;
 mod layer;
 mod load;
 mod mixer;
+mod norm;
 mod per_layer;
 mod prediction;
 mod routing;
@@ -30,6 +32,7 @@ pub use buffers::Projection;
 use buffers::{AdaptedRows, LayerBuffers, LayerContext};
 use layer::DecoderLayer;
 use load::Loader;
+use norm::DecoderNorm;
 use per_layer::PerLayer;
 pub use prediction::{PredictionBlock, PredictionParts};
 use stream::Stream;
@@ -93,7 +96,8 @@ pub struct Decoder<B: Backend> {
     ropes: Vec<Rope>,
     embedding: Arc<B::Weight>,
     head: Option<Arc<B::Weight>>,
-    final_norm: B::Vector,
+    embedding_norm: Option<DecoderNorm<B>>,
+    final_norm: DecoderNorm<B>,
     per_layer: Option<PerLayer<B>>,
     altup: Option<AltUp<B>>,
     layers: Vec<DecoderLayer<B>>,
@@ -126,8 +130,8 @@ impl<B: Backend> HiddenStates<B> {
         Self { on_backend: B::Buffer::default(), values: Vec::new() }
     }
 
-    fn compute(&mut self, backend: &B, residual: &B::Buffer, norm: &B::Vector, eps: f32) -> Result<()> {
-        backend.rms_norm(residual, norm, eps, &mut self.on_backend)?;
+    fn compute(&mut self, backend: &B, residual: &B::Buffer, norm: &DecoderNorm<B>) -> Result<()> {
+        norm.apply(backend, residual, &mut self.on_backend)?;
         backend.read(&mut self.on_backend, &mut self.values)
     }
 
@@ -274,7 +278,10 @@ impl<B: Backend> Decoder<B> {
         let kv = backend.kv(&layout, kv_type)?;
         let loader = Loader::new(&backend, &file, &config, convert);
         let (embedding, head) = load_vocabulary(&loader, config.vocab_size)?;
-        let final_norm = backend.vector(file.final_norm(config.hidden_size)?)?;
+        let hidden = config.hidden_size;
+        let norm = |weights, eps| DecoderNorm::new(&backend, &config, weights, eps);
+        let embedding_norm = config.embedding_norm.map(|eps| norm(vec![1.0; hidden], eps)).transpose()?;
+        let final_norm = norm(file.final_norm(hidden)?, config.final_norm_eps)?;
         let per_layer = |inputs| PerLayer::load(&loader, &config, inputs);
         let per_layer = config.per_layer_inputs.as_ref().map(per_layer).transpose()?;
         let altup = config.altup.as_ref().map(|altup| AltUp::load(&loader, altup)).transpose()?;
@@ -286,6 +293,7 @@ impl<B: Backend> Decoder<B> {
             ropes: config.ropes.iter().map(|rope| Rope::new(rope, context_length)).collect(),
             embedding: Arc::new(embedding),
             head: head.map(Arc::new),
+            embedding_norm,
             final_norm,
             per_layer,
             altup,
@@ -343,6 +351,10 @@ impl<B: Backend> Decoder<B> {
     fn begin(&mut self, images: &[BatchImage<'_>]) -> Result<()> {
         let Self { backend, config, step, stream, work, per_layer, altup, .. } = self;
         backend.embed(&self.embedding, &step.tokens, config.embedding_scale, &mut stream.residual)?;
+        if let Some(norm) = &self.embedding_norm {
+            norm.apply(backend, &stream.residual, &mut stream.added)?;
+            std::mem::swap(&mut stream.residual, &mut stream.added);
+        }
         images::place(backend, images, &mut stream.residual)?;
         if let Some(per_layer) = per_layer {
             per_layer.turn_to(backend, &step.tokens, &stream.residual, work)?;
@@ -399,7 +411,7 @@ impl<B: Backend> Decoder<B> {
             Some(altup) => altup.merge(backend, &self.step.wanted, stream, work)?,
         }
         let Stream { normed, added, .. } = stream;
-        backend.rms_norm_into_products(added, &self.final_norm, config.final_norm_eps, normed)?;
+        self.final_norm.apply_into_products(backend, added, normed)?;
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         backend.matmul(normed, head, None, head_out)?;
         backend.read(head_out, &mut values)?;
@@ -429,7 +441,7 @@ impl<B: Backend> Model for Decoder<B> {
         let Self { backend, config, stream, .. } = self;
         if let Some(hidden) = &mut self.hidden {
             if !narrows || !self.step.wanted.is_empty() {
-                hidden.compute(backend, &stream.residual, &self.final_norm, config.final_norm_eps)?;
+                hidden.compute(backend, &stream.residual, &self.final_norm)?;
             }
             if narrows {
                 hidden.spread(batch, config.hidden_size);
@@ -607,7 +619,7 @@ fn store_shapes(mixer: &MixerConfig, hidden_size: usize) -> Vec<(KvKind, StoreSh
             vec![(KvKind::Full, StoreShape::Rows(shape))]
         }
         MixerConfig::ShortConv(conv) => vec![state((conv.kernel - 1) * hidden_size)],
-        MixerConfig::DeltaNet(DeltaNetConfig { shape, kernel }) => {
+        MixerConfig::DeltaNet(DeltaNetConfig { shape, kernel, .. }) => {
             vec![state((kernel - 1) * shape.conv_width()), state(shape.state_len())]
         }
         MixerConfig::Ssm(ssm) => of_ssm(ssm).into(),

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use super::buffers::{JoinedRows, LayerBuffers, LayerContext, Projection};
 use super::layer::DecoderLayer;
 use super::load::Loader;
+use super::norm::DecoderNorm;
 use super::stream::Stream;
 use super::{Convert, Decoder, HiddenStates, StepBuffers, images, kv_groups, kv_layout};
 use crate::backend::{Backend, KvType};
@@ -59,7 +60,7 @@ pub struct PredictionBlock<B: Backend> {
     input_norms: B::Vector,
     joined: Projection<B>,
     layer: DecoderLayer<B>,
-    last_norm: B::Vector,
+    last_norm: DecoderNorm<B>,
     kv: B::Kv,
     stream: Stream<B::Buffer>,
     work: LayerBuffers<B::Buffer>,
@@ -117,7 +118,7 @@ impl<B: Backend> Decoder<B> {
             input_norms: backend.vector(input_norms)?,
             joined,
             layer: DecoderLayer::load(&loader, &config, &config.layers[0], &stores[0])?,
-            last_norm: backend.vector(last_norm)?,
+            last_norm: DecoderNorm::new(&backend, &config, last_norm, config.final_norm_eps)?,
             kv,
             stream: Stream::new(0),
             work: LayerBuffers::default(),
@@ -154,7 +155,7 @@ impl<B: Backend> PredictionBlock<B> {
         }
         let Stream { residual, normed, added, .. } = stream;
         backend.select_rows(residual, &step.wanted, added)?;
-        backend.rms_norm_into_products(added, &self.last_norm, config.final_norm_eps, normed)?;
+        self.last_norm.apply_into_products(backend, added, normed)?;
         backend.matmul(normed, &self.head, None, head_out)?;
         backend.read(head_out, &mut values)?;
         Ok(Logits { values, vocab_size })
@@ -178,12 +179,12 @@ impl<B: Backend> Model for PredictionBlock<B> {
         images::check(batch, &self.config)?;
         self.step.turn_to(&self.backend, (&self.ropes, &[]), batch)?;
         self.join(hidden, batch.images)?;
-        let Self { backend, config, step, kv, stream, work, .. } = self;
+        let Self { backend, step, kv, stream, work, .. } = self;
         self.layer.apply(
             &mut LayerContext { backend, step, kv, per_layer: None, work, is_stored: false },
             stream,
         )?;
-        self.hidden.compute(backend, &stream.residual, &self.last_norm, config.final_norm_eps)?;
+        self.hidden.compute(backend, &stream.residual, &self.last_norm)?;
         self.logits()
     }
 

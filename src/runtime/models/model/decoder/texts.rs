@@ -92,9 +92,9 @@ impl<B: Backend> TextModel for TextDecoder<B> {
             out.clear();
             return Ok(());
         }
-        let Decoder { backend, config, stream, final_norm, .. } = &mut self.decoder;
+        let Decoder { backend, stream, final_norm, .. } = &mut self.decoder;
         let Stream { residual, normed, .. } = stream;
-        backend.rms_norm(residual, final_norm, config.final_norm_eps, normed)?;
+        final_norm.apply(backend, residual, normed)?;
         backend.read(normed, out)
     }
 }

@@ -1,0 +1,114 @@
+//! Kimi delta attention (Kimi Linear): a delta net in which each key's values fade by themselves. Queries, keys and values are
+//! projections of their own, decays and gates are computed through a narrow row, and the gate is a sigmoid. Sources:
+//! transformers `KimiLinearDeltaAttention`; llama.cpp's `kimi-linear` for GGUF.
+
+use super::StoreIndex;
+use super::buffers::{LayerBuffers, LayerContext, Mixer, Projection};
+use super::load::Loader;
+use crate::backend::{Activation, Backend, ConvSpec, DeltaShape, DeltaSpec};
+use crate::model::config::{DeltaNetConfig, Names};
+use llmctl_base::error::{LoadResult, Result};
+
+const INPUTS: [Names; 3] =
+    [["self_attn.q_proj", "attn_q"], ["self_attn.k_proj", "attn_k"], ["self_attn.v_proj", "attn_v"]];
+const KERNELS: [Names; 3] = [
+    ["self_attn.q_conv1d", "ssm_conv1d_q"],
+    ["self_attn.k_conv1d", "ssm_conv1d_k"],
+    ["self_attn.v_conv1d", "ssm_conv1d_v"],
+];
+const DECAY: [Names; 2] = [["self_attn.f_a_proj", "ssm_f_a"], ["self_attn.f_b_proj", "ssm_f_b"]];
+const GATE: [Names; 2] = [["self_attn.g_a_proj", "ssm_g_a"], ["self_attn.g_b_proj", "ssm_g_b"]];
+
+pub struct KimiDelta<B: Backend> {
+    shape: DeltaShape,
+    eps: f32,
+    /// Store of the convolution; the heads' states are in the next store.
+    store: StoreIndex,
+    inputs: [Projection<B>; 3],
+    rate: Projection<B>,
+    decay: [Projection<B>; 2],
+    gate: [Projection<B>; 2],
+    kernel: B::Vector,
+    fading: B::Vector,
+    decay_bias: B::Vector,
+    norm: B::Vector,
+    output: Projection<B>,
+}
+
+impl<B: Backend> KimiDelta<B> {
+    /// # Errors
+    /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
+    pub fn load(loader: &Loader<'_, B>, config: &DeltaNetConfig, store: StoreIndex) -> LoadResult<Self> {
+        let (file, layer, hidden, shape) = (loader.file, loader.layer, loader.hidden, config.shape);
+        let (heads, inner) = (shape.value_heads, shape.value_heads * shape.value_dim);
+        let [q, k, v] = INPUTS.map(|names| loader.linear(names, [inner, hidden]));
+        let in_steps = |[down, up]: [Names; 2]| {
+            let down = loader.file.linear(layer, down, [shape.value_dim, hidden])?;
+            let up = loader.file.linear(layer, up, [inner, shape.value_dim])?;
+            Ok([loader.gate(down)?, loader.gate(up)?])
+        };
+        let rate = file.linear(layer, ["self_attn.b_proj", "ssm_beta"], [heads, hidden])?;
+        Ok(Self {
+            shape,
+            eps: loader.eps,
+            store,
+            inputs: [q?, k?, v?],
+            rate: loader.gate(rate)?,
+            decay: in_steps(DECAY)?,
+            gate: in_steps(GATE)?,
+            kernel: loader.backend.vector(read_kernel(loader, [inner, config.kernel])?)?,
+            fading: loader.fading(file.flat_values(layer, ["self_attn.A_log", "ssm_a"], heads)?)?,
+            decay_bias: loader.values(["self_attn.dt_bias", "ssm_dt.bias"], inner)?,
+            norm: loader.values(["self_attn.o_norm.weight", "ssm_norm.weight"], shape.value_dim)?,
+            output: loader.linear(loader.naming.parts.attention_output, [hidden, inner])?,
+        })
+    }
+
+    /// Computes queries, keys and values together into `up`, rates into `scores`, decays into `v` and gates into `gate`.
+    fn project(&self, backend: &B, input: &B::Buffer, work: &mut LayerBuffers<B::Buffer>) -> Result<()> {
+        let LayerBuffers { q, k, v, mixed, gate, up, sent, returned, scores, .. } = work;
+        let [to_q, to_k, to_v] = &self.inputs;
+        let products = &mut [
+            to_q.onto(q),
+            to_k.onto(k),
+            to_v.onto(v),
+            self.rate.onto(scores),
+            self.decay[0].onto(sent),
+            self.gate[0].onto(returned),
+        ];
+        backend.matmul_each(input, products)?;
+        backend.join_heads([q, k], 1, mixed)?;
+        backend.join_heads([mixed, v], 1, up)?;
+        self.decay[1].apply(backend, sent, v)?;
+        self.gate[1].apply(backend, returned, gate)
+    }
+}
+
+impl<B: Backend> Mixer<B> for KimiDelta<B> {
+    fn apply(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
+        let LayerContext { backend, step, kv, work, .. } = context;
+        self.project(backend, input, work)?;
+        let LayerBuffers { v: decay, mixed, gate, up, scores: rate, .. } = &mut **work;
+        let spans = &step.spans[self.store.group];
+        let conv = ConvSpec { store: self.store.index, kernel: &self.kernel, bias: None, silu: true };
+        backend.convolve(kv, &conv, up, spans, mixed)?;
+        let spec = DeltaSpec {
+            store: self.store.index + 1,
+            shape: self.shape,
+            fading: &self.fading,
+            decay_bias: &self.decay_bias,
+        };
+        backend.delta_rule(kv, &spec, [mixed, rate, decay], spans, up)?;
+        backend.rms_norm(up, &self.norm, self.eps, mixed)?;
+        backend.gated(Activation::Sigmoid, gate, mixed)?;
+        self.output.apply(backend, gate, out)
+    }
+}
+
+/// Reads the kernels of queries, keys and values into one, `[taps, channels of all]`.
+fn read_kernel<B: Backend>(loader: &Loader<'_, B>, [inner, taps]: [usize; 2]) -> LoadResult<Vec<f32>> {
+    let [q, k, v] = KERNELS.map(|names| loader.file.conv(loader.layer, names, [inner, taps]));
+    let parts = [q?, k?, v?];
+    let tap = |tap| parts.each_ref().map(|part| &part[tap * inner..(tap + 1) * inner]);
+    Ok((0..taps).flat_map(tap).flatten().copied().collect())
+}
