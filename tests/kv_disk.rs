@@ -788,6 +788,44 @@ fn lines_of(child: &mut Child) -> impl Iterator<Item = String> + use<> {
     BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok)
 }
 
+/// Not a test by itself: the process that is killed. It keeps and removes prompts that share pages.
+#[test]
+fn child_that_keeps_prompts() {
+    let Some((_, root)) = child_task() else { return };
+    say("begun");
+    for n in 0.. {
+        warm("a", 0..4 + n % 3).keep(&root).expect("kept");
+        warm("b", n % 5..9).keep(&root).expect("kept");
+        warm("a", 0..4 + n % 3).remove(&root).expect("removed");
+        if n % 2 == 0 {
+            warm("b", n % 5..9).remove(&root).expect("removed");
+        }
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn sigkill_while_prompts_are_kept_leaves_no_pinned_page_without_a_record() {
+    let (_scratch, root) = scratch();
+    saved(&root, 0..9, 1000);
+    let mut next = random(7);
+    for round in 0..12 {
+        let mut child = child("child_that_keeps_prompts", &root, 0);
+        assert!(lines_of(&mut child).any(|line| line == "begun"), "round {round}");
+        std::thread::sleep(Duration::from_micros(next() % 30_000));
+        child.kill().expect("killed");
+        child.wait().expect("gone");
+        let (prompts, faults) = WarmPrompt::read_all(&root);
+        assert_eq!(faults, [""; 0], "round {round}");
+        let is_pinned = |n: &u32| fs::metadata(page_file(&root, *n)).expect("there").permissions().readonly();
+        let pinned: Vec<u32> = (0..9).filter(is_pinned).collect();
+        let has_record = |n: &u32| prompts.iter().any(|prompt| prompt.pages.contains(&name(*n)));
+        assert!(pinned.iter().all(has_record), "round {round}: {pinned:?} {prompts:?}");
+        prompts.iter().for_each(|prompt| prompt.remove(&root).expect("removed"));
+        assert_eq!(pinned_bytes(&root).expect("read"), 0, "round {round}");
+    }
+}
+
 const KILLED_PAGE: usize = 60_000;
 
 /// Not a test by itself: the process that is killed. It saves pages and says which are flushed.

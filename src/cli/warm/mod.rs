@@ -156,6 +156,11 @@ fn warm(
         report.warmed.extend(prompts);
     }
     if !asked.is_empty() {
+        if !args.model.remote.engine.is_empty() {
+            return Err(CommandError::usage(
+                "--engine: the KV is on the machine of the engine; warm it there",
+            ));
+        }
         let sources = read(&asked, args, terminal)?;
         let options = EngineOptions { kv_disk: Some(kv_limit), ..EngineArgs::default().resolve(true) };
         let llm = load(&args.model, options, terminal)?;

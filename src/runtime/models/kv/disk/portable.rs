@@ -18,7 +18,7 @@ use super::folder::{
 };
 use super::{DiskPageKey, PageName, page};
 use crate::tensor::SharedBytes;
-use llmctl_base::private_files::private_folder;
+use llmctl_base::private_files::{private_folder, set_read_only};
 
 /// Whole files of pages of one fingerprint.
 #[derive(Debug, Clone)]
@@ -131,7 +131,10 @@ pub fn take_over(root: &Path, from: &str, (fingerprint, facts): (&str, &Value)) 
     for (key, path) in found {
         let target = page_path(&root.join(fingerprint), key);
         target.parent().map_or(Ok(()), |folder| private_folder(folder, true))?;
-        // A page of this machine stays.
+        // A page of this machine stays, and is kept if the other was.
+        if target.exists() && fs::metadata(&path).is_ok_and(|found| found.permissions().readonly()) {
+            unless_gone(set_read_only(&target, true))?;
+        }
         let moved = if target.exists() { fs::remove_file(&path) } else { fs::rename(&path, &target) };
         num_moved += usize::from(unless_gone(moved)?.is_some());
         drop(path.parent().map(fs::remove_dir)); // unless it has more pages

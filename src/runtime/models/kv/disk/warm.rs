@@ -88,11 +88,11 @@ impl WarmPrompt {
         let folder = root.join(FOLDER);
         private_folder(&folder, true)?;
         let earlier = Self::read_all(root).0.into_iter().find(|earlier| earlier.name == self.name);
+        earlier.map_or(Ok(()), |earlier| earlier.release(root))?;
         replace(&folder, &self.path(root, "json"), |file| {
             file.write_all(&self.to_json())?;
             file.sync_all()
         })?;
-        earlier.map_or(Ok(()), |earlier| earlier.release(root))?;
         pin(root, &self.names(), true)
     }
 
