@@ -330,7 +330,7 @@ fn the_families_on_the_page_are_those_of_the_program() {
     if std::env::var("INSTA_UPDATE").as_deref() == Ok("always") {
         fs::write(&path, &whole).expect("docs/ is writable");
     }
-    assert_eq!(page, whole, "INSTA_UPDATE=always cargo test docs:: writes it anew");
+    assert_eq!(read(&path), whole, "INSTA_UPDATE=always cargo test docs:: writes it anew");
 }
 
 #[test]

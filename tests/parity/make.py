@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Makes the tiny random checkpoints qwen3-vl, qwen3-vl-moe, phi4-mini, nemotron-h-moe and gemma4-unified with their golden files, and the
-assistants of gemma4 and gemma4-e in `parity-assistants`.
+"""Makes the tiny random checkpoints of `CONFIGS` with their golden files, and the assistants of gemma4 and gemma4-e in
+`parity-assistants`.
 
     python3 tests/parity/make.py [NAME ...]
 
-Needs torch, transformers (made with 5.23.0; gemma4-unified and the assistants with 5.24.0) and safetensors. A checkpoint has the published form of its family: its
+Needs torch, transformers (made with 5.23.0; the assistants, gemma4-unified and what follows phi4-mini with 5.24.0) and safetensors. A checkpoint has the published form of its family: its
 weights are random (seed 0) and stored as bf16; the logits are transformers' in float32 with eager attention (the assistants' in float64). Prompts and
 tokenizer are those of the checkpoint qwen3.
 """

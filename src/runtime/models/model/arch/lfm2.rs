@@ -34,6 +34,11 @@ pub const FAMILY: Family = Family {
         }
         Ok(())
     },
+    parse: |family, reader| {
+        // Files may have the width under this key alone.
+        let intermediate_size = reader.count("block_ff_dim")?.filter(|_| !reader.is_gguf());
+        family.dense(ConfigDefaults { intermediate_size, ..family.defaults }, reader)
+    },
     ..Family::new("lfm2", &["lfm2"], &["lfm2"])
 };
 
