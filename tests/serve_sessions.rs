@@ -247,7 +247,7 @@ async fn who_breaks_a_prefix_is_told_by_message_character_and_cause() {
         (&json!("date"), &json!("07:36"), &json!("07:41")),
         "{told}"
     );
-    assert_eq!((&told["character"], &told["before"]), (&json!(79), &json!(" 2026-11-29 07:")), "{told}");
+    assert_eq!((&told["character"], &told["before"]), (&json!(75), &json!("s 2026-11-29 07:")), "{told}");
     let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
     let all = second["usage"]["prompt_tokens"].as_u64().expect("a count");
     assert!(

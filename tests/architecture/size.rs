@@ -20,7 +20,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("src/template/", 9_505),
     ("src/runtime/kernel/", 8_715),
     ("src/base/", 1_305),
-    ("src/runtime/models/", 27_680),
+    ("src/runtime/models/", 27_690),
     ("src/runtime/", 19_980), // the engine
     ("src/image/", 815),
     ("src/", 10), // lib.rs and main.rs

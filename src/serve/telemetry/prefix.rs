@@ -290,16 +290,17 @@ fn change(old: &[Section], new: &[Section], is_same_session: bool) -> Option<Pre
     }
     let (was_text, now_text) = (changed(&was_chars, start, end), changed(&now_chars, start, end));
     let cause = match () {
-        () if was.role.is_none() && now.role.is_none() => tools_cause(&was.text, &now.text),
+        () if was.role.is_none() || now.role.is_none() => tools_cause(&was.text, &now.text),
         () if is_inserted => BreakCause::Inserted,
         () if is_removed => BreakCause::Removed,
         () if !is_similar && !goes_on && was.role != now.role => BreakCause::Removed,
         () => text_cause(&was_text, &now_text, &around(&now_chars, start, end)),
     };
-    let number = at - usize::from(new[0].role.is_none());
+    let number = at.saturating_sub(usize::from(new[0].role.is_none()));
+    let role = was.role.as_ref().and(now.role.as_ref()); // none if either is the tools
     Some(PrefixBreak {
         client: String::new(),
-        message: now.role.as_ref().map(|role| (number, role.as_str().to_owned())),
+        message: role.map(|role| (number, role.as_str().to_owned())),
         character: start,
         cause,
         before: now_chars[start.saturating_sub(AROUND)..start].iter().collect(),
@@ -504,6 +505,9 @@ mod tests {
         let (a, b) = (json!({"name": "a", "x": 1}), json!({"name": "b"}));
         assert_eq!(cause(&with(json!([a, b])), &with(json!([b, a]))), Some((None, "tools_order")));
         assert_eq!(cause(&with(json!([a, b])), &with(json!([a, {"name": "c"}]))), Some((None, "tools")));
+        // Tools that come and go.
+        assert_eq!(cause(&base, &with(json!([a]))), Some((None, "tools")));
+        assert_eq!(cause(&with(json!([a])), &base), Some((None, "tools")));
         let removed = conversation(&[("system", "s"), ("assistant", "two"), ("user", "three")]);
         assert_eq!(cause(&base, &removed), Some((Some(1), "removed_message")));
         assert_eq!(cause(&removed, &base), Some((Some(1), "inserted_message")));
