@@ -254,13 +254,8 @@ async fn who_breaks_a_prefix_is_told_by_message_character_and_cause() {
         told["tokens"].as_u64().is_some_and(|tokens| tokens > 0 && tokens <= all - cached),
         "{told} {second}"
     );
-    // Without a session it is counted too.
+    // A request of no session is what the next one is compared with too.
     server.call(Method::POST, PATH, &[], Some(conversation("07:42", "zwei?"))).await.ok();
-    let metrics = server.get("/metrics").await;
-    let count = metrics.text.lines().find_map(|line| {
-        line.strip_prefix("llmctl_prefix_breaks_total{client=\"unknown\",cause=\"date\"} ").map(str::to_owned)
-    });
-    assert_eq!(count.as_deref(), Some("2"), "{}", metrics.text);
     ask("07:42", "two?").await;
     assert_eq!(broken().await, Value::Null, "another question behind what was sent last");
 }

@@ -363,9 +363,7 @@ fn text_cause(was: &str, now: &str, around: &str) -> BreakCause {
     let around = around.to_ascii_lowercase();
     let both = |is: fn(&str) -> bool| is(was) && is(now);
     match () {
-        () if around.contains("x-anthropic-billing-header") || around.contains("cch=") => {
-            BreakCause::BillingHeader
-        }
+        () if around.contains("billing-header") || around.contains("cch=") => BreakCause::BillingHeader,
         () if both(is_number) && around.contains("token") => BreakCause::Countdown,
         () if both(is_date)
             || (both(is_number) && has_date_word(&around))
@@ -458,7 +456,7 @@ mod tests {
             "You help. Now: 2026-11-29 07:41.",
             "date",
             ("07:36.", "07:41."),
-            28,
+            29,
         );
         check(
             "Today is Sunday, 29 November 2026",
@@ -554,6 +552,6 @@ mod tests {
             note(&compacted, Some(&format!("client{n}/1.0 \u{7}")));
         }
         let state = watch.state.lock().expect("sound");
-        assert_eq!((state.clients.len(), state.seen.len()), (MAX_CLIENTS, MAX_CLIENTS + 1));
+        assert_eq!((state.clients.len(), state.seen.len()), (MAX_CLIENTS, MAX_CLIENTS + 2));
     }
 }

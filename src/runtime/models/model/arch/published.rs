@@ -59,7 +59,7 @@ pub const PUBLISHED: &[(&str, &str)] = &[
     ("afmoe", "Trinity (AFMoE)"),
     ("arcee", "AFM (Arcee)"),
     ("apertus", "Apertus"),
-    ("nemotron-h", "Nemotron-H"),
+    ("nemotron-h", "Nemotron-H, Nemotron 3"),
     ("nemotron-h-moe", "Nemotron 3 Nano"),
     ("falcon-h1", "Falcon-H1"),
 ];
