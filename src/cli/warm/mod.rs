@@ -105,7 +105,7 @@ pub fn run(args: &WarmArgs, context: CommandContext<'_>) -> Result<Exit, Command
     print_either(args.output, &report.text, "llmctl.warm.v1", report.object)
 }
 
-/// What is shown, as text and as an object.
+/// Report of the command, as text and as an object.
 #[derive(Default)]
 struct WarmReport {
     text: String,

@@ -1,4 +1,4 @@
-//! What is computed of a prompt: the tokens that are the same whatever is asked. The prompt is rendered with two questions after it, and
+//! Computes the tokens of a prompt that are the same whatever is asked. The prompt is rendered with two questions after it, and
 //! what both begin with is computed and kept, so that no template has to be known.
 
 use std::collections::BTreeSet;

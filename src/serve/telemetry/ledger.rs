@@ -27,7 +27,7 @@ struct PendingLine {
     log: Option<AccessLog>,
     observer: Observer,
     span: Option<Box<dyn RequestSpan>>,
-    /// What the client calls itself.
+    /// The `User-Agent` of the client.
     user_agent: Option<String>,
     entries: Mutex<Entries>,
 }

@@ -29,7 +29,7 @@ const AROUND: usize = 16;
 /// A prompt that was answered.
 #[derive(Debug, Clone, Copy)]
 pub struct AnsweredPrompt<'a> {
-    /// What the client calls itself.
+    /// The `User-Agent` of the client.
     pub user_agent: Option<&'a str>,
     /// Owner of its key.
     pub owner: Option<&'a str>,
@@ -50,7 +50,7 @@ pub struct PrefixBreak {
     /// Equal characters of the message before the change.
     pub character: usize,
     pub cause: BreakCause,
-    /// What stands before it, what was there and what is there now, cut.
+    /// Text before the change, the earlier text and the new one, each cut to an excerpt.
     pub before: String,
     pub was: String,
     pub now: String,
@@ -59,7 +59,7 @@ pub struct PrefixBreak {
     pub ms: u64,
 }
 
-/// What changed.
+/// Kind of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BreakCause {
     BillingHeader,
@@ -194,7 +194,7 @@ impl PrefixWatch {
             let ms = prompt.prefill.as_secs_f64() * 1e3 * tokens as f64 / computed.max(1) as f64;
             Some(PrefixBreak { client: client.clone(), tokens, ms: ms.round() as u64, ..change })
         });
-        // What it continues is told by it too.
+        // A prompt replaces those that it continues.
         state.seen.retain(|seen| !(is_of_client(&seen) && sections.starts_with(&seen.sections)));
         let num_bytes = sections.iter().map(|section| section.text.len()).sum();
         let (owner, model) = (prompt.owner.map(str::to_owned), prompt.model.to_owned());
