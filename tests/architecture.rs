@@ -92,7 +92,7 @@ const CHAT_LAYERS: &[&[&str]] = &[
     &["ui"],
     &["input"],
     &["complete", "model", "renderer", "state"],
-    &["command", "settings", "throughput", "typed_ahead"],
+    &["command", "throughput", "typed_ahead"],
 ];
 
 /// Inside serve.

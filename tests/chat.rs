@@ -396,7 +396,8 @@ fn another_models_answer_stands_beside_the_first_and_changes_nothing() {
     let shown = term.line("/compare other", "(not part of the conversation");
     let row = shown.lines().find(|line| line.contains(PLAIN)).expect("a row");
     assert_eq!(row.matches(PLAIN).count(), 2, "side by side: {shown}");
-    assert!(shown.contains("model (1 token") && shown.contains("other (1 token"), "{shown}");
+    assert_eq!(table_row(&shown, "other")[..2], ["other", "other"], "{shown}");
+    assert_eq!(table_row(&shown, "the answer")[2], "model", "{shown}");
     term.line("/compare nowhere/none", "nowhere/none");
     assert_eq!(turns(&place, "t").len(), 1);
     // Both stay loaded: changing to and fro loads nothing.
@@ -409,7 +410,40 @@ fn another_models_answer_stands_beside_the_first_and_changes_nothing() {
 
     let ran = finish(scripted(&place, &[]), "code\n/compare other\n");
     assert_eq!(ran.check(0, "other:\n").stdout, format!("{CODE}\n{CODE}\n"));
-    assert!(ran.stderr.contains("; other: 1 token"), "{}", ran.stderr);
+    assert_eq!(table_row(&ran.stderr, "other")[1], "other", "{}", ran.stderr);
+}
+
+/// The words of the line that begins so.
+fn table_row<'t>(shown: &'t str, start: &str) -> Vec<&'t str> {
+    let row = shown.lines().rfind(|line| line.starts_with(start));
+    row.unwrap_or_else(|| panic!("no {start:?}: {shown}")).split_whitespace().collect()
+}
+
+#[test]
+fn variations_of_one_answer_share_its_prompt_and_change_nothing() {
+    let place = Place::new();
+    let lines = "hello, this is a message of more than one page of tokens, so that there is one to share\n\
+                 /compare seed=3 temperature=1 | max-tokens=1 prompt=\"code please\" | system='Be brief.'\n\
+                 /set\nmore\n";
+    let ran = finish(scripted(&place, &["--seed", "5"]), lines);
+    ran.check(0, "seed=3 temperature=1:\n");
+    let begun = CODE.split("```").next().expect("text");
+    assert!(ran.stdout.starts_with(&format!("{PLAIN}\n{PLAIN}\n{begun}")), "{ran:?}");
+    let cached = |row: &str, at: usize| table_row(&ran.stderr, row)[at].parse::<usize>();
+    assert!(cached("seed=3 temperature=1", 4).is_ok_and(|count| count >= 32), "{}", ran.stderr);
+    assert_eq!(table_row(&ran.stderr, "max-tokens=1").last(), Some(&"length"), "{}", ran.stderr);
+    assert_eq!(table_row(&ran.stderr, "seed ")[1], "5", "{}", ran.stderr);
+    assert_eq!(turns(&place, "t").len(), 2);
+    for (words, message) in [
+        ("temprature=1", "/compare: unknown key \"temprature\""),
+        ("temperature=9", "/compare temperature: 9 is not in [0, 2]"),
+        ("think=maybe", "/compare think: unknown value \"maybe\""),
+        ("seed=1 other model", "/compare: a second model in"),
+        ("prompt=\"open", "/compare: a quote is not closed"),
+    ] {
+        let ran = finish(scripted(&place, &[]), &format!("hello\n/compare {words}\n"));
+        assert!(ran.stderr.contains(message), "{words}: {}", ran.stderr);
+    }
 }
 
 #[test]

@@ -467,6 +467,10 @@ fn warm(of: &str, pages: impl IntoIterator<Item = u32>) -> WarmPrompt {
     WarmPrompt::new(of.to_owned(), "toy".to_owned(), 7, pages).expect("a prompt")
 }
 
+fn bytes_of(prompt: &WarmPrompt, root: &Path) -> Option<u64> {
+    WarmPrompt::bytes_on_disk(std::slice::from_ref(prompt), root).expect("read")[0]
+}
+
 fn file_limited(root: &Path, pages: u64) -> DiskStore {
     DiskStore::open(DiskConfig { limit_bytes: pages * (1000 + FRAME), ..config(root) }).expect("opened")
 }
@@ -490,7 +494,7 @@ fn pages_of_prompts_computed_ahead_stay_until_no_prompt_has_them() {
     long.remove(&root).expect("released");
     let (left, faults) = WarmPrompt::read_all(&root);
     assert_eq!((left, faults), (vec![short.clone()], vec![]));
-    assert_eq!(short.bytes_on_disk(&root).expect("read"), Some(2 * 1228));
+    assert_eq!(bytes_of(&short, &root), Some(2 * 1228));
     let store = file_limited(&root, 3);
     save(&store, [9], 1000);
     assert_eq!(present(&store, 0..10, 1000), [0, 1, 9], "the third page was the long prompt's alone");
@@ -518,11 +522,7 @@ fn a_prompt_computed_ahead_is_read_as_it_was_written_and_counts_its_uses() {
     let (_scratch, root) = scratch();
     let prompt = warm("agent-1", 4..7);
     prompt.keep(&root).expect("kept");
-    assert_eq!(
-        (prompt.num_tokens(), prompt.bytes_on_disk(&root).expect("read")),
-        (96, None),
-        "not computed yet"
-    );
+    assert_eq!((prompt.num_tokens(), bytes_of(&prompt, &root)), (96, None), "not computed yet");
     for hits in 1..4 {
         prompt.count_hit(&root).expect("counted");
         assert_eq!(prompt.num_hits(&root), hits);

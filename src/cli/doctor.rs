@@ -297,11 +297,10 @@ fn warm_fact(root: &Path) -> DoctorFact {
             format!("{} ({} of KV, {})", counted(count, "prompt"), bytes(size), counted(hits as usize, "hit"))
         }
     };
-    let lost = |prompt: &&WarmPrompt| prompt.bytes_on_disk(root).is_ok_and(|bytes| bytes.is_none());
-    let lost = prompts
-        .iter()
-        .find(lost)
-        .map(|prompt| format!("the KV of {:?} is not on disk: `llmctl warm` computes it again", prompt.name));
+    let sizes = WarmPrompt::bytes_on_disk(&prompts, root).unwrap_or_default();
+    let lost = prompts.iter().zip(sizes).find(|(_, size)| size.is_none()).map(|(prompt, _)| {
+        format!("the KV of {:?} is not on disk: `llmctl warm` computes it again", prompt.name)
+    });
     let value = json!({"prompts": prompts.len(), "bytes": size, "hits": hits});
     DoctorFact::new("folders", "warm_prompts", value, text).warn(faults.into_iter().next().or(lost))
 }

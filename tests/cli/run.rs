@@ -2,6 +2,7 @@
 
 use super::{llmctl, read_line, stories};
 use crate::common::prelude::*;
+use crate::common::scripted::{self, CODE, PLAIN};
 
 const ONCE: &str = "Once upon a time";
 
@@ -371,4 +372,54 @@ fn slow_kernels_are_noted_once_unless_chosen_or_quiet() {
     let is_chosen = std::env::var_os(crate::common::CPU).is_some();
     assert_eq!(num_notes(&[]), usize::from(is_slow && !is_chosen));
     assert_eq!(num_notes(&["-q"]), 0);
+}
+
+/// Runs with a model that says what a test wants.
+fn scripted_run(place: &Place, more: &[&str]) -> Ran {
+    scripted::write(&place.path("model"));
+    scripted::write(&place.path("other"));
+    place.run(&[&["run", "--model", "model", "--system", &"Be kind. ".repeat(20)], more].concat())
+}
+
+#[test]
+fn a_prompt_is_compared_under_variations_that_share_its_pages() {
+    let place = Place::new();
+    let both = "temperature=0 | prompt='some code'";
+    let args = ["say it", "--compare", both, "--compare", "other seed=7", "--compare", "seed=8"];
+    let ran = scripted_run(&place, &args);
+    ran.check(0, "");
+    assert!(ran.stdout.starts_with(&format!("== temperature=0\n{PLAIN}\n\n== prompt=some code\n{CODE}\n\n")));
+    assert!(
+        ran.stdout.contains(&format!("== other seed=7\n{PLAIN}\n\n== seed=8\n{PLAIN}\n\nVARIATION  ")),
+        "{ran:?}"
+    );
+    let ran = scripted_run(&place, &[&args[..], &["--output", "json"]].concat());
+    let value: Value = serde_json::from_str(&ran.check(0, "").stdout).expect("JSON");
+    assert_eq!(value["schema"], "llmctl.compare.v1");
+    let rows = value["variations"].as_array().expect("rows");
+    let cached =
+        |row: &Value| row["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
+    let models: Vec<_> = rows.iter().map(|row| row["model"].as_str().expect("a name")).collect();
+    assert_eq!(models, ["model", "model", "other", "model"]);
+    assert_eq!(cached(&rows[0]), 0);
+    assert!(cached(&rows[1]) >= 32 && cached(&rows[3]) >= cached(&rows[1]), "{value:#}");
+    assert_eq!(cached(&rows[2]), 0, "another model has pages of its own");
+    assert_eq!((&rows[2]["seed"], &rows[3]["seed"]), (&7.into(), &8.into()));
+    assert_eq!(rows[1]["message"]["content"], CODE);
+    assert!(rows.iter().all(|row| row["finish_reason"] == "stop" && row["timings"]["total_ms"].is_number()));
+}
+
+#[test]
+fn a_variation_that_fails_is_named_and_the_others_are_answered() {
+    let place = Place::new();
+    let long = format!("prompt='{}'", "word ".repeat(3000));
+    let ran = scripted_run(&place, &["say it", "--compare", "nowhere | seed=1", "--compare", &long]);
+    ran.check(4, "nowhere: ");
+    assert!(
+        ran.stdout.contains("== nowhere\nerror: ") && ran.stdout.contains(&format!("== seed=1\n{PLAIN}\n"))
+    );
+    assert!(ran.stdout.contains("error: the prompt"), "{}", ran.stdout);
+    scripted_run(&place, &["say it", "--compare", "sed=1"]).check(2, "--compare: unknown key \"sed\"");
+    scripted_run(&place, &["say it", "--compare", "seed=x"]).check(2, "--compare seed: ");
+    scripted_run(&place, &["say it", "--compare", "seed=1", "--session", "s"]).check(2, "--session");
 }

@@ -121,8 +121,8 @@ table! {
         "Write the conversation to a file";
     "copy" [] Some("[code]"), ArgumentKind::Words(&["code"]), Copy,
         "Copy the last answer, or its last block of code, to the clipboard";
-    "compare" [] Some("REF"), ArgumentKind::Model, Compare,
-        "Answer the last message with another model, beside the first answer; nothing of it is kept";
+    "compare" [] Some("VARIATION"), ArgumentKind::Model, Compare,
+        "Answer the last message with another model or KEY=VALUE settings too (several apart by |); nothing of it is kept";
     "json" [] Some("[SCHEMA|off]"), ArgumentKind::Path, Json,
         "Make answers JSON that satisfies a schema: a file, the schema itself, or `object`";
     "tools" [] Some("[FILE|off]"), ArgumentKind::Path, Tools,

@@ -110,7 +110,7 @@ impl Helper {
             ArgumentKind::None | ArgumentKind::Text => (pos, Vec::new()),
             ArgumentKind::Words(list) => words(&mut list.iter().copied()),
             ArgumentKind::Command => words(&mut command::TABLE.iter().map(|command| command.name)),
-            ArgumentKind::Setting => words(&mut super::settings::keys().iter().map(String::as_str)),
+            ArgumentKind::Setting => words(&mut crate::cli::run::settings::keys().iter().map(String::as_str)),
             ArgumentKind::Session => words(&mut self.catalog.sessions.iter().map(String::as_str)),
             ArgumentKind::Path => paths(argument, start),
             ArgumentKind::Model => {

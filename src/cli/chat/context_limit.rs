@@ -6,17 +6,16 @@
 use std::sync::Arc;
 
 use super::session::Chat;
-use super::state::{AnswerRequest, SavePlace, opening, question, text};
+use super::state::{AnswerRequest, SavePlace, opening, question};
 use super::{counted, grouped};
 use crate::cli::error::CommandError;
-use crate::cli::run::answer::{AnswerGeneration, AnswerSink};
-use crate::cli::terminal::Terminal;
-use crate::cli::terminal::output::OutputError;
+use crate::cli::run::answer::{AnswerCounter, AnswerGeneration};
+use crate::cli::run::next_turn::text;
 use llmctl_base::{Error, GivenSampling};
 use llmctl_engine::session::store::SavedTurn;
 use llmctl_engine::turn::session_chat::RecordedAnswer;
-use llmctl_engine::turn::{Answer, Delta, PlannedTurn, PromptedTurn, TurnRequest};
-use llmctl_engine::{Finish, Limits, Outcome, Overflow, Timings, Token, Usage};
+use llmctl_engine::turn::{Answer, PlannedTurn, PromptedTurn, TurnRequest};
+use llmctl_engine::{Finish, Limits, Outcome, Overflow, Timings, Usage};
 use llmctl_template::Message;
 
 /// Share of the context at which there is a warning.
@@ -384,19 +383,4 @@ fn message_too_long(prompt_tokens: usize, size: usize) -> CommandError {
     let error =
         CommandError::bad_data(format!("the message needs at least {needed}, the context holds {size}"));
     error.hint("shorten it, or restart with a larger --ctx if the model allows it")
-}
-
-/// Counts the tokens of an answer that is not shown yet, on the status line.
-pub struct AnswerCounter<'a> {
-    pub terminal: &'a Terminal,
-    pub count: usize,
-    pub spoken: &'a dyn Fn(usize) -> String,
-}
-
-impl AnswerSink for AnswerCounter<'_> {
-    fn answer(&mut self, deltas: &[Delta], tokens: &[Token], _: usize) -> Result<(), OutputError> {
-        self.count += tokens.len().max(usize::from(!deltas.is_empty())); // an endpoint counts none
-        self.terminal.status(&(self.spoken)(self.count));
-        Ok(())
-    }
 }

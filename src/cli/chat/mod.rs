@@ -16,7 +16,6 @@ mod input;
 mod model;
 mod renderer;
 mod session;
-mod settings;
 mod state;
 mod throughput;
 mod tool_calls;

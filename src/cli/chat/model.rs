@@ -186,6 +186,18 @@ impl<'a> ChatModel<'a> {
         Ok(())
     }
 
+    /// Returns the model that a reference means: of an endpoint, or here.
+    pub fn meant(&self, reference: &str) -> NextModel {
+        match (EndpointChoice::parse(reference), self.endpoint()) {
+            (Some(choice), _) => NextModel::There(choice),
+            (None, Some(endpoint)) => {
+                let (url, model) = (endpoint.url().clone(), Some(reference.to_owned()));
+                NextModel::There(EndpointChoice { url, model })
+            }
+            (None, None) => NextModel::Here(reference.to_owned()),
+        }
+    }
+
     /// Returns the second model.
     pub fn beside(&self) -> Option<&Loaded> {
         self.spare.as_ref().map(|spare| &*spare.llm)

@@ -9,7 +9,6 @@ mod greeting;
 use super::complete::Catalog;
 use super::input::{InputLine, LineInput};
 use super::model::{ChatModel, ModelFlags, NextModel};
-use super::settings::ChatSettings;
 use super::state::{AnswerRequest, AnswerSchema, ChatState, Effect, SavePlace};
 use super::ui::Ui;
 use super::{ChatArgs, grouped};
@@ -22,6 +21,7 @@ use crate::cli::mcp::ToolServers;
 use crate::cli::model::resume;
 use crate::cli::model::starter;
 use crate::cli::places::{KeptFiles, Places};
+use crate::cli::run::settings::AnswerSettings;
 use crate::cli::run::{note_system, system_prompt};
 use crate::cli::sessions;
 use crate::cli::terminal::Terminal;
@@ -397,8 +397,8 @@ fn wanted_session(args: &ChatArgs, places: &Places) -> Result<Option<SessionName
     })
 }
 
-fn settings(args: &ChatArgs) -> Result<ChatSettings, CommandError> {
-    let settings = ChatSettings { sampling: args.sampling.clone(), limits: args.limits.clone() };
+fn settings(args: &ChatArgs) -> Result<AnswerSettings, CommandError> {
+    let settings = AnswerSettings { sampling: args.sampling.clone(), limits: args.limits.clone() };
     settings.sampling.check().map_err(crate::cli::run::flag_error)?;
     Ok(settings)
 }

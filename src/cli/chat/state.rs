@@ -1,20 +1,19 @@
 //! The state of a chat that needs neither a terminal nor a model: the conversation, where it is kept, and
 //! what the user has set.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::settings::ChatSettings;
 use super::shortened;
 use crate::cli::declared_tools::Toolbox;
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::images::{GivenImage, shown};
+use crate::cli::run::settings::AnswerSettings;
 use crate::cli::think::Think;
 use llmctl_engine::session::store::{BranchReason, SavedSession, SavedTurn, SessionName};
 use llmctl_engine::turn::SessionChat;
 use llmctl_engine::{EngineSessionName, GrammarSource, Outcome, Started};
 use llmctl_image::ImageSet;
-use llmctl_template::{Content, Message, Role};
+use llmctl_template::{Message, Role};
 
 /// The effect of a command or a message on what the chat does next.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,7 +32,7 @@ pub struct ChatState {
     pub is_ephemeral: bool,
     /// The system prompt for the next first turn.
     pub system: Option<String>,
-    pub settings: ChatSettings,
+    pub settings: AnswerSettings,
     pub think: Think,
     pub toolbox: Option<Toolbox>,
     /// The output constraint of answers.
@@ -186,18 +185,6 @@ pub fn with_attachments(attached: &[Attachment], message: String) -> String {
         format!("{name}:\n{fence}\n{text}{end}{fence}\n\n")
     };
     attached.iter().map(fenced).collect::<String>() + &message
-}
-
-/// Returns the text of a message, without its images; empty if it has none.
-pub fn text(message: &Message) -> Cow<'_, str> {
-    match &message.content {
-        Some(Content::Text(text)) => text.into(),
-        Some(Content::Parts(parts)) => {
-            let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
-            texts.concat().into()
-        }
-        None => "".into(),
-    }
 }
 
 /// Returns the user's last message.

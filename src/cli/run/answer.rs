@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::cli::error::CommandError;
 use crate::cli::model::load::Loaded;
+use crate::cli::terminal::Terminal;
 use crate::cli::terminal::output::OutputError;
 use crate::cli::terminal::signal::Graceful;
 use llmctl_base::Error;
@@ -57,6 +58,21 @@ pub trait AnswerSink {
 
 /// Discards what comes, for callers that need the finished answer only.
 impl AnswerSink for () {}
+
+/// Counts the tokens of an answer that is not shown yet, on the status line.
+pub struct AnswerCounter<'a> {
+    pub terminal: &'a Terminal,
+    pub count: usize,
+    pub spoken: &'a dyn Fn(usize) -> String,
+}
+
+impl AnswerSink for AnswerCounter<'_> {
+    fn answer(&mut self, deltas: &[Delta], tokens: &[Token], _: usize) -> Result<(), OutputError> {
+        self.count += tokens.len().max(usize::from(!deltas.is_empty())); // an endpoint counts none
+        self.terminal.status(&(self.spoken)(self.count));
+        Ok(())
+    }
+}
 
 /// Inputs of generating one answer.
 #[derive(Clone, Copy)]

@@ -9,6 +9,7 @@
 
 pub mod answer;
 pub mod check;
+pub mod compare;
 pub mod constraint;
 mod endpoint;
 pub mod message_answer;
@@ -17,6 +18,7 @@ pub mod prompt;
 pub mod report;
 mod request;
 pub mod session;
+pub mod settings;
 mod tool_rounds;
 
 use std::io::StdoutLock;
@@ -40,6 +42,7 @@ use crate::cli::terminal::output::Output;
 use crate::cli::terminal::report::{print, with_schema};
 use crate::cli::terminal::signal::Graceful;
 use answer::{AnswerGeneration, LOOPED, STUCK};
+use compare::VariedRun;
 use constraint::ConstraintArgs;
 use llmctl_base::Error;
 use llmctl_engine::turn::{Answer, TurnPlan, TurnRequest};
@@ -78,6 +81,21 @@ pub struct RunArgs {
 
     #[command(flatten)]
     pub limits: LimitArgs,
+
+    /// Answer the prompt once for each variation, KEY=VALUE words or a model; may be repeated, or apart by |
+    ///
+    /// The keys are model, prompt, system, think, and the flags for sampling and limits: `temperature=0.2 | temperature=1 seed=7 |
+    /// prompt="Explain it to a child"`. Variations of one model share the KV of what their prompts begin with. A table has the
+    /// tokens and times of each.
+    #[arg(
+        long,
+        value_name = "VARIATION",
+        help_heading = "Compare",
+        conflicts_with_all = [
+            "batch", "session", "dry_run", "list_prompts", "mcp_config", "endpoint", "logprobs", "no_stream", "fail_on_length",
+        ],
+    )]
+    pub compare: Vec<String>,
 
     #[command(flatten)]
     pub batch: BatchArgs,
@@ -276,11 +294,15 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
         return list_prompts(args.output.output.unwrap_or_default());
     }
     prepare(&mut args, terminal)?;
-    let GatheredPrompt { text, images } = prompt::gather(&args.prompt, &args.words, terminal)?;
-    check::images(&args, !images.is_empty())?;
-    let (content, images) = (images::content(&images, text)?, images::set_of(&images));
+    let prompt = prompt::gather(&args.prompt, &args.words, terminal)?;
+    check::images(&args, !prompt.images.is_empty())?;
     let system = system_prompt(args.prompt.system.as_ref(), args.prompt.system_file.as_ref())?;
     let mut rounds = ToolRounds::begin(&args, terminal)?;
+    if !args.compare.is_empty() {
+        return VariedRun { args: &args, prompt, system, tools: rounds.tools()?, terminal }.run();
+    }
+    let GatheredPrompt { text, images } = prompt;
+    let (content, images) = (images::content(&images, text)?, images::set_of(&images));
     let turn = RunTurn { args: &args, next: Next { content, system, images }, rounds: &mut rounds, terminal };
     if let Some(name) = &args.session.session {
         return session::run(name, turn);

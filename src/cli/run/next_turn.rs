@@ -1,6 +1,7 @@
 //! The next turn of a session, with a model here or at an endpoint: its prompt, the messages that it adds,
 //! and the session that keeps it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::RunArgs;
@@ -39,6 +40,18 @@ impl Next {
 /// Returns a message of the user.
 pub fn user_message(content: Content) -> Message {
     Message { content: Some(content), ..Message::user("") }
+}
+
+/// Returns the text of a message, without its images; empty if it has none.
+pub fn text(message: &Message) -> Cow<'_, str> {
+    match &message.content {
+        Some(Content::Text(text)) => text.into(),
+        Some(Content::Parts(parts)) => {
+            let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
+            texts.concat().into()
+        }
+        None => "".into(),
+    }
 }
 
 /// A turn that is to be answered: its prompt, and the flags and tools for it.

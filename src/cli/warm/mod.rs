@@ -148,11 +148,9 @@ fn warm(
     let kv_limit = args.kv_disk.map_or(DEFAULT_KV_DISK, |size| size.0);
     let (packed, asked): (Vec<&PathBuf>, Vec<&PathBuf>) =
         args.files.iter().partition(|file| archive::is_archive(file));
-    let mut rows = Vec::new();
     for file in packed {
         let (prompts, text) = archive::import_prompts(file, store, kv_limit)?;
         report.text.push_str(&text);
-        rows.extend(prompts.iter().map(|prompt| row(prompt, root)));
         report.warmed.extend(prompts);
     }
     if !asked.is_empty() {
@@ -168,18 +166,17 @@ fn warm(
         for prompt in prompt::prompts(&llm, sources)? {
             let (prompt, text) = ahead.keep(prompt)?;
             report.text.push_str(&text);
-            rows.push(row(&prompt, root));
             report.warmed.push(prompt);
         }
     }
-    report.object = json!({"prompts": rows});
+    report.object = json!({"prompts": rows(&report.warmed, root)});
     Ok(())
 }
 
 fn list(root: &Path, terminal: &Terminal, report: &mut WarmReport) -> Result<(), CommandError> {
     let (prompts, faults) = WarmPrompt::read_all(root);
     faults.iter().for_each(|fault| terminal.warn(fault));
-    let rows: Vec<Value> = prompts.iter().map(|prompt| row(prompt, root)).collect();
+    let rows = rows(&prompts, root);
     if rows.is_empty() {
         report.text = "no prompt is computed ahead; `llmctl warm FILE --model REF` computes one\n".to_owned();
     } else {
@@ -197,16 +194,20 @@ fn list(root: &Path, terminal: &Terminal, report: &mut WarmReport) -> Result<(),
     Ok(())
 }
 
-/// Describes a prompt; `bytes` is null if its KV is not on disk.
-fn row(prompt: &WarmPrompt, root: &Path) -> Value {
-    json!({
-        "name": prompt.name,
-        "model": prompt.model,
-        "tokens": prompt.num_tokens(),
-        "bytes": prompt.bytes_on_disk(root).ok().flatten(),
-        "hits": prompt.num_hits(root),
-        "created_ms": prompt.created_ms,
-    })
+/// Describes prompts; `bytes` is null if the KV of one is not on disk.
+fn rows(prompts: &[WarmPrompt], root: &Path) -> Vec<Value> {
+    let mut sizes = WarmPrompt::bytes_on_disk(prompts, root).unwrap_or_default().into_iter();
+    let row = |prompt: &WarmPrompt| {
+        json!({
+            "name": prompt.name,
+            "model": prompt.model,
+            "tokens": prompt.num_tokens(),
+            "bytes": sizes.next().flatten(),
+            "hits": prompt.num_hits(root),
+            "created_ms": prompt.created_ms,
+        })
+    };
+    prompts.iter().map(row).collect()
 }
 
 /// Writes prompts to a file.

@@ -250,7 +250,8 @@ impl Ahead<'_> {
         let model = fingerprint.reference.clone().unwrap_or_else(|| fingerprint.name.clone());
         let prompt = WarmPrompt::new(name, model, now_ms(), pages).map_err(CommandError::usage)?;
         let unwritten = |error| CommandError::new(Kind::Io, error).context(self.root.display().to_string());
-        let Some(num_bytes) = prompt.bytes_on_disk(self.root).map_err(unwritten)? else {
+        let sizes = WarmPrompt::bytes_on_disk(std::slice::from_ref(&prompt), self.root);
+        let [Some(num_bytes)] = sizes.map_err(unwritten)?[..] else {
             let error = anyhow::anyhow!("the KV of {:?} could not be written", prompt.name);
             return Err(CommandError::new(Kind::Io, error).hint("the warnings above say why"));
         };

@@ -171,12 +171,10 @@ impl WarmPrompts {
         if changed == self.changed {
             return;
         }
-        let prompts = WarmPrompt::read_all(root).0.into_iter();
-        let measured = |prompt: WarmPrompt| {
-            let num_bytes = prompt.bytes_on_disk(root).ok().flatten()?;
-            Some((prompt, num_bytes))
-        };
-        (self.prompts, self.changed) = (prompts.filter_map(measured).collect(), changed);
+        let prompts = WarmPrompt::read_all(root).0;
+        let sizes = WarmPrompt::bytes_on_disk(&prompts, root).unwrap_or_default();
+        let measured = prompts.into_iter().zip(sizes).filter_map(|(prompt, size)| Some((prompt, size?)));
+        (self.prompts, self.changed) = (measured.collect(), changed);
     }
 }
 

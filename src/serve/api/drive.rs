@@ -491,6 +491,9 @@ impl InFlight {
             self.app.engines().answered(&assignment.engine);
         }
         self.record(index, &answer);
+        if index == 0 {
+            self.record_prompt(&answer).await;
+        }
         // Its reader is still there, so the server's own end has cancelled it.
         let is_cut_short = answer.outcome.finish == Finish::Cancelled && !reader.updates.is_closed();
         if !is_cut_short || self.request.turn.is_streamed {
@@ -516,33 +519,34 @@ impl InFlight {
             inter_token: std::mem::take(&mut choice.inter_token),
         };
         self.app.observer().turn(&record);
-        if index == 0 {
-            self.record_prompt(&record);
-        }
         if let Some(ledger) = &self.ledger {
             ledger.turn(&record);
         }
     }
 
-    /// Compares the prompt with earlier ones, unless the request has only what is new in its session.
-    fn record_prompt(&self, record: &FinishedTurn) {
+    /// Compares the prompt with earlier ones, unless the request has only what is new in its session. Nothing reads the prompt
+    /// afterwards, so that it is taken.
+    async fn record_prompt(&mut self, answer: &Answer) {
         let appends =
             matches!(&self.request.session, Some(RequestSession::Stored(session)) if session.appends);
-        let (Prompt::Chat(conversation), Some(started), false) =
-            (&self.request.prompt, &record.started, appends)
-        else {
-            return;
+        let Some(started) = answer.started.clone().filter(|_| !appends) else { return };
+        let prompt = std::mem::replace(&mut self.request.prompt, Prompt::Texts(Vec::new()));
+        let Prompt::Chat(conversation) = prompt else { return };
+        let (app, ledger, session) = (self.app.clone(), self.ledger.clone(), self.session.clone());
+        let prefill = answer.outcome.timings.prefill;
+        let compare = move || {
+            let owner = ledger.as_ref().and_then(Ledger::owner);
+            app.observer().prompt(AnsweredPrompt {
+                user_agent: ledger.as_ref().and_then(Ledger::user_agent),
+                owner: owner.as_deref(),
+                model: &app.model().id,
+                session: session.as_ref(),
+                conversation: &conversation,
+                started: &started,
+                prefill,
+            });
         };
-        let owner = self.ledger.as_ref().and_then(Ledger::owner);
-        self.app.observer().prompt(AnsweredPrompt {
-            user_agent: self.ledger.as_ref().and_then(Ledger::user_agent),
-            owner: owner.as_deref(),
-            model: &record.model,
-            session: self.session.as_ref(),
-            conversation,
-            started,
-            prefill: record.outcome.timings.prefill,
-        });
+        drop(spawn_blocking(compare).await); // a failed comparison is no reason to fail the answer
     }
 
     /// Saves the turn, frees its session, and notes the hash of the receipt.

@@ -4,15 +4,14 @@ use serde_json::Value;
 
 use super::{Done, told};
 use crate::cli::chat::counted;
-use crate::cli::chat::model::NextModel;
 use crate::cli::chat::session::Chat;
-use crate::cli::chat::settings::spelled;
 use crate::cli::chat::state::AnswerRequest;
 use crate::cli::chat::state::Effect;
 use crate::cli::declared_tools::Toolbox;
-use crate::cli::endpoint::EndpointChoice;
 use crate::cli::error::CommandError;
 use crate::cli::places::typed_path;
+use crate::cli::run::compare::Variation;
+use crate::cli::run::settings::spelled;
 use crate::cli::terminal::input::read_file;
 use llmctl_engine::GrammarSource;
 use llmctl_template::Message;
@@ -27,7 +26,7 @@ pub fn set(chat: &mut Chat<'_>, argument: &str) -> Done {
         return Ok(Effect::Prompt);
     };
     let before = chat.state.settings.clone();
-    chat.state.settings.set(key, value.trim())?;
+    chat.state.settings.set("/set", key, value.trim())?;
     if let Err(refusal) = chat.check_endpoint() {
         chat.state.settings = before;
         return Err(refusal);
@@ -62,7 +61,7 @@ pub fn model(chat: &mut Chat<'_>, argument: &str) -> Done {
     if argument.is_empty() {
         return told(chat, chat.model.spoken());
     }
-    let next = meant(chat, argument);
+    let next = chat.model.meant(argument);
     chat.change_model(&next).map_err(|error| match error.hint_text() {
         Some(hint) if hint.contains("--model ") => {
             let hint = hint.replace("--model ", "/model ");
@@ -78,23 +77,14 @@ pub fn model(chat: &mut Chat<'_>, argument: &str) -> Done {
     Ok(Effect::Prompt)
 }
 
-/// Returns the model that an argument means: of an endpoint, or here.
-fn meant(chat: &Chat<'_>, argument: &str) -> NextModel {
-    match (EndpointChoice::parse(argument), chat.model.endpoint()) {
-        (Some(choice), _) => NextModel::There(choice),
-        (None, Some(endpoint)) => {
-            let (url, model) = (endpoint.url().clone(), Some(argument.to_owned()));
-            NextModel::There(EndpointChoice { url, model })
-        }
-        (None, None) => NextModel::Here(argument.to_owned()),
-    }
-}
-
 pub fn compare(chat: &mut Chat<'_>, argument: &str) -> Done {
     if argument.is_empty() {
-        return Err(CommandError::usage("/compare: expected a model, as /model takes it"));
+        return Err(CommandError::usage("/compare: expected a model, or KEY=VALUE (several apart by |)")
+            .hint(
+                "e.g. /compare temperature=0.2 | temperature=1 seed=7 | prompt=\"Explain it to a child\"",
+            ));
     }
-    chat.compare(&meant(chat, argument))
+    chat.compare(&Variation::parse_all("/compare", &[argument.to_owned()])?)
 }
 
 pub fn json(chat: &mut Chat<'_>, argument: &str) -> Done {

@@ -5,7 +5,7 @@
 //! processes count without a lock. A record is written before its pages become read-only, and goes after they are writable
 //! again, so each read-only page has a record, whenever a process is killed.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, DirEntry, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -141,19 +141,23 @@ impl WarmPrompt {
         fs::metadata(self.path(root, "hits")).map_or(0, |metadata| metadata.len())
     }
 
-    /// Returns the bytes of the prompt's pages below `root`, of all models; `None` if the last page is not there, which is saved
-    /// after all others.
+    /// Returns the bytes of each prompt's pages below `root`, of all models; `None` if the prompt's last page is not there, which is
+    /// saved after all others.
     ///
     /// # Errors
     /// Errors of the file system.
-    pub fn bytes_on_disk(&self, root: &Path) -> io::Result<Option<u64>> {
-        let (mut is_whole, mut num_bytes) = (false, 0);
-        each_page(root, &self.names(), |name, path| {
-            num_bytes += fs::metadata(path)?.len();
-            is_whole |= Some(&name) == self.pages.last();
+    pub fn bytes_on_disk(prompts: &[Self], root: &Path) -> io::Result<Vec<Option<u64>>> {
+        let mut sizes: HashMap<PageName, u64> = HashMap::new();
+        let names = prompts.iter().flat_map(|prompt| prompt.pages.iter().copied()).collect();
+        each_page(root, &names, |name, path| {
+            *sizes.entry(name).or_default() += fs::metadata(path)?.len();
             Ok(())
         })?;
-        Ok(is_whole.then_some(num_bytes))
+        let measured = |prompt: &Self| {
+            let is_whole = prompt.pages.last().is_some_and(|last| sizes.contains_key(last));
+            is_whole.then(|| prompt.names().iter().filter_map(|name| sizes.get(name)).sum())
+        };
+        Ok(prompts.iter().map(measured).collect())
     }
 
     /// Returns when a prompt below `root` was added or removed last; `None` if there was none ever.

@@ -14,54 +14,37 @@ use crate::model::weights::Linear;
 use llmctl_base::error::{LoadResult, Result};
 
 pub struct DeltaNet<B: Backend> {
-    shape: DeltaShape,
-    eps: f32,
-    /// Store of the convolution; the heads' states are in the next store.
-    store: StoreIndex,
     qkv: Projection<B>,
     gate: Projection<B>,
     rate: Projection<B>,
     decay: Projection<B>,
-    kernel: B::Vector,
-    fading: B::Vector,
-    decay_bias: B::Vector,
-    norm: B::Vector,
-    output: Projection<B>,
+    heads: DeltaHeads<B>,
 }
 
-impl<B: Backend> DeltaNet<B> {
+/// The convolution, the recurrent states and the gated norm of a delta net's heads, and the output behind them.
+pub struct DeltaHeads<B: Backend> {
+    pub shape: DeltaShape,
+    pub eps: f32,
+    /// Store of the convolution; the heads' states are in the next store.
+    pub store: StoreIndex,
+    pub kernel: B::Vector,
+    pub fading: B::Vector,
+    pub decay_bias: B::Vector,
+    pub norm: B::Vector,
+    /// Activation of the gate.
+    pub activation: Activation,
+    pub output: Projection<B>,
+}
+
+impl<B: Backend> DeltaHeads<B> {
+    /// Computes the heads from queries, keys and values together in `q`, rates in `k`, decays in `v`, and gates in `gate`.
+    ///
     /// # Errors
-    /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
-    pub fn load(loader: &Loader<'_, B>, config: &DeltaNetConfig, store: StoreIndex) -> LoadResult<Self> {
-        let (file, layer, hidden, shape) = (loader.file, loader.layer, loader.hidden, config.shape);
-        let (inner, heads) = (shape.value_heads * shape.value_dim, shape.value_heads);
-        let ([qkv, gate], [rate, decay]) =
-            (read_qkv_and_gate(loader, shape)?, read_rate_and_decay(loader, shape)?);
-        let conv = ["linear_attn.conv1d", "ssm_conv1d"];
-        Ok(Self {
-            shape,
-            eps: loader.eps,
-            store,
-            qkv: loader.projection(qkv)?,
-            gate: loader.projection(gate)?,
-            rate: loader.gate(rate)?,
-            decay: loader.gate(decay)?,
-            kernel: loader.backend.vector(file.conv(layer, conv, [shape.conv_width(), config.kernel])?)?,
-            fading: loader.fading(file.values(layer, ["linear_attn.A_log", "ssm_a"], heads)?)?,
-            decay_bias: loader.values(["linear_attn.dt_bias", "ssm_dt.bias"], heads)?,
-            norm: loader.values(["linear_attn.norm.weight", "ssm_norm.weight"], shape.value_dim)?,
-            output: loader.linear(["linear_attn.out_proj", "ssm_out"], [hidden, inner])?,
-        })
-    }
-}
-
-impl<B: Backend> Mixer<B> for DeltaNet<B> {
-    fn apply(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
+    /// Errors of the backend.
+    pub fn apply(&self, context: &mut LayerContext<'_, B>, out: &mut B::Buffer) -> Result<()> {
         let LayerContext { backend, step, kv, work, .. } = context;
         let LayerBuffers { q: qkv, k: rate, v: decay, mixed, gate, up, .. } = &mut **work;
         let spans = &step.spans[self.store.group];
-        let (to_rate, to_decay) = (self.rate.onto(rate), self.decay.onto(decay));
-        backend.matmul_each(input, &mut [self.qkv.onto(qkv), self.gate.onto(gate), to_rate, to_decay])?;
         let conv = ConvSpec { store: self.store.index, kernel: &self.kernel, bias: None, silu: true };
         backend.convolve(kv, &conv, qkv, spans, mixed)?;
         let spec = DeltaSpec {
@@ -72,8 +55,52 @@ impl<B: Backend> Mixer<B> for DeltaNet<B> {
         };
         backend.delta_rule(kv, &spec, [mixed, rate, decay], spans, up)?;
         backend.rms_norm(up, &self.norm, self.eps, mixed)?;
-        backend.gated(Activation::Silu, gate, mixed)?;
+        backend.gated(self.activation, gate, mixed)?;
         self.output.apply(backend, gate, out)
+    }
+}
+
+impl<B: Backend> DeltaNet<B> {
+    /// # Errors
+    /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
+    pub fn load(loader: &Loader<'_, B>, config: &DeltaNetConfig, store: StoreIndex) -> LoadResult<Self> {
+        let (file, layer, hidden, shape) = (loader.file, loader.layer, loader.hidden, config.shape);
+        let inner = shape.value_heads * shape.value_dim;
+        let ([qkv, gate], [rate, decay]) =
+            (read_qkv_and_gate(loader, shape)?, read_rate_and_decay(loader, shape)?);
+        let conv = ["linear_attn.conv1d", "ssm_conv1d"];
+        let heads = DeltaHeads {
+            shape,
+            eps: loader.eps,
+            store,
+            kernel: loader.backend.vector(file.conv(layer, conv, [shape.conv_width(), config.kernel])?)?,
+            fading: loader.fading(file.values(
+                layer,
+                ["linear_attn.A_log", "ssm_a"],
+                shape.value_heads,
+            )?)?,
+            decay_bias: loader.values(["linear_attn.dt_bias", "ssm_dt.bias"], shape.value_heads)?,
+            norm: loader.values(["linear_attn.norm.weight", "ssm_norm.weight"], shape.value_dim)?,
+            activation: Activation::Silu,
+            output: loader.linear(["linear_attn.out_proj", "ssm_out"], [hidden, inner])?,
+        };
+        Ok(Self {
+            qkv: loader.projection(qkv)?,
+            gate: loader.projection(gate)?,
+            rate: loader.gate(rate)?,
+            decay: loader.gate(decay)?,
+            heads,
+        })
+    }
+}
+
+impl<B: Backend> Mixer<B> for DeltaNet<B> {
+    fn apply(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
+        let LayerBuffers { q: qkv, k: rate, v: decay, gate, .. } = &mut *context.work;
+        let (to_rate, to_decay) = (self.rate.onto(rate), self.decay.onto(decay));
+        let products = &mut [self.qkv.onto(qkv), self.gate.onto(gate), to_rate, to_decay];
+        context.backend.matmul_each(input, products)?;
+        self.heads.apply(context, out)
     }
 }
 

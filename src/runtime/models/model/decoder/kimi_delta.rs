@@ -4,8 +4,9 @@
 
 use super::StoreIndex;
 use super::buffers::{LayerBuffers, LayerContext, Mixer, Projection};
+use super::delta_net::DeltaHeads;
 use super::load::Loader;
-use crate::backend::{Activation, Backend, ConvSpec, DeltaShape, DeltaSpec};
+use crate::backend::{Activation, Backend};
 use crate::model::config::{DeltaNetConfig, Names};
 use llmctl_base::error::{LoadResult, Result};
 
@@ -20,19 +21,11 @@ const DECAY: [Names; 2] = [["self_attn.f_a_proj", "ssm_f_a"], ["self_attn.f_b_pr
 const GATE: [Names; 2] = [["self_attn.g_a_proj", "ssm_g_a"], ["self_attn.g_b_proj", "ssm_g_b"]];
 
 pub struct KimiDelta<B: Backend> {
-    shape: DeltaShape,
-    eps: f32,
-    /// Store of the convolution; the heads' states are in the next store.
-    store: StoreIndex,
     inputs: [Projection<B>; 3],
     rate: Projection<B>,
     decay: [Projection<B>; 2],
     gate: [Projection<B>; 2],
-    kernel: B::Vector,
-    fading: B::Vector,
-    decay_bias: B::Vector,
-    norm: B::Vector,
-    output: Projection<B>,
+    heads: DeltaHeads<B>,
 }
 
 impl<B: Backend> KimiDelta<B> {
@@ -40,45 +33,53 @@ impl<B: Backend> KimiDelta<B> {
     /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
     pub fn load(loader: &Loader<'_, B>, config: &DeltaNetConfig, store: StoreIndex) -> LoadResult<Self> {
         let (file, layer, hidden, shape) = (loader.file, loader.layer, loader.hidden, config.shape);
-        let (heads, inner) = (shape.value_heads, shape.value_heads * shape.value_dim);
+        let inner = shape.value_heads * shape.value_dim;
         let [q, k, v] = INPUTS.map(|names| loader.linear(names, [inner, hidden]));
         let in_steps = |[down, up]: [Names; 2]| {
             let down = loader.file.linear(layer, down, [shape.value_dim, hidden])?;
             let up = loader.file.linear(layer, up, [inner, shape.value_dim])?;
             Ok([loader.gate(down)?, loader.gate(up)?])
         };
-        let rate = file.linear(layer, ["self_attn.b_proj", "ssm_beta"], [heads, hidden])?;
-        Ok(Self {
+        let rate = file.linear(layer, ["self_attn.b_proj", "ssm_beta"], [shape.value_heads, hidden])?;
+        let heads = DeltaHeads {
             shape,
             eps: loader.eps,
             store,
+            kernel: loader.backend.vector(read_kernel(loader, [inner, config.kernel])?)?,
+            fading: loader.fading(file.flat_values(
+                layer,
+                ["self_attn.A_log", "ssm_a"],
+                shape.value_heads,
+            )?)?,
+            decay_bias: loader.values(["self_attn.dt_bias", "ssm_dt.bias"], inner)?,
+            norm: loader.values(["self_attn.o_norm.weight", "ssm_norm.weight"], shape.value_dim)?,
+            activation: Activation::Sigmoid,
+            output: loader.linear(loader.naming.parts.attention_output, [hidden, inner])?,
+        };
+        Ok(Self {
             inputs: [q?, k?, v?],
             rate: loader.gate(rate)?,
             decay: in_steps(DECAY)?,
             gate: in_steps(GATE)?,
-            kernel: loader.backend.vector(read_kernel(loader, [inner, config.kernel])?)?,
-            fading: loader.fading(file.flat_values(layer, ["self_attn.A_log", "ssm_a"], heads)?)?,
-            decay_bias: loader.values(["self_attn.dt_bias", "ssm_dt.bias"], inner)?,
-            norm: loader.values(["self_attn.o_norm.weight", "ssm_norm.weight"], shape.value_dim)?,
-            output: loader.linear(loader.naming.parts.attention_output, [hidden, inner])?,
+            heads,
         })
     }
 
-    /// Computes queries, keys and values together into `up`, rates into `scores`, decays into `v` and gates into `gate`.
+    /// Computes what [`DeltaHeads::apply`] reads.
     fn project(&self, backend: &B, input: &B::Buffer, work: &mut LayerBuffers<B::Buffer>) -> Result<()> {
-        let LayerBuffers { q, k, v, mixed, gate, up, sent, returned, scores, .. } = work;
+        let LayerBuffers { q, k: rate, v, mixed, gate, up: k, sent, returned, .. } = work;
         let [to_q, to_k, to_v] = &self.inputs;
         let products = &mut [
             to_q.onto(q),
             to_k.onto(k),
             to_v.onto(v),
-            self.rate.onto(scores),
+            self.rate.onto(rate),
             self.decay[0].onto(sent),
             self.gate[0].onto(returned),
         ];
         backend.matmul_each(input, products)?;
         backend.join_heads([q, k], 1, mixed)?;
-        backend.join_heads([mixed, v], 1, up)?;
+        backend.join_heads([mixed, v], 1, q)?;
         self.decay[1].apply(backend, sent, v)?;
         self.gate[1].apply(backend, returned, gate)
     }
@@ -86,22 +87,8 @@ impl<B: Backend> KimiDelta<B> {
 
 impl<B: Backend> Mixer<B> for KimiDelta<B> {
     fn apply(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
-        let LayerContext { backend, step, kv, work, .. } = context;
-        self.project(backend, input, work)?;
-        let LayerBuffers { v: decay, mixed, gate, up, scores: rate, .. } = &mut **work;
-        let spans = &step.spans[self.store.group];
-        let conv = ConvSpec { store: self.store.index, kernel: &self.kernel, bias: None, silu: true };
-        backend.convolve(kv, &conv, up, spans, mixed)?;
-        let spec = DeltaSpec {
-            store: self.store.index + 1,
-            shape: self.shape,
-            fading: &self.fading,
-            decay_bias: &self.decay_bias,
-        };
-        backend.delta_rule(kv, &spec, [mixed, rate, decay], spans, up)?;
-        backend.rms_norm(up, &self.norm, self.eps, mixed)?;
-        backend.gated(Activation::Sigmoid, gate, mixed)?;
-        self.output.apply(backend, gate, out)
+        self.project(context.backend, input, context.work)?;
+        self.heads.apply(context, out)
     }
 }
 

@@ -147,10 +147,11 @@ impl SessionStore {
         let root = self.kv.as_deref().filter(|_| kv_limit > 0);
         let root = root.ok_or_else(|| refusal(path, "no KV is kept on disk here (--kv-disk)"))?;
         let there = WarmPrompt::read_all(root).0;
-        let is_there = |prompt: &WarmPrompt| {
-            there.contains(prompt) && prompt.bytes_on_disk(root).is_ok_and(|bytes| bytes.is_some())
+        let is_whole = || {
+            let sizes = WarmPrompt::bytes_on_disk(&contents.prompts, root);
+            sizes.is_ok_and(|sizes| sizes.iter().all(Option::is_some))
         };
-        if contents.prompts.iter().all(is_there) {
+        if contents.prompts.iter().all(|prompt| there.contains(prompt)) && is_whole() {
             return Ok(ImportedPages::default());
         }
         let mut pages = PageImport::new(Some(root), contents, kv_limit);

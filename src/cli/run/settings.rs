@@ -1,12 +1,12 @@
-//! Values that `/set` changes: the flags for sampling and limits, by their names, during the chat.
+//! Values that `/set`, `/compare` and `--compare` change: the flags for sampling and limits, by their names.
 //!
 //! A value is parsed and checked by the same code as the flag; what is refused changes nothing.
 
 use clap::Parser;
 
+use super::answer::WATCHED_LOOP_GUARD;
 use crate::cli::error::CommandError;
 use crate::cli::flags::args::{LimitArgs, SamplingArgs};
-use crate::cli::run::answer::WATCHED_LOOP_GUARD;
 use llmctl_base::{DRY_SEQUENCE_BREAKERS, Error, SamplerStep, Sampling, SamplingParameter};
 use llmctl_engine::Overflow;
 
@@ -22,7 +22,7 @@ pub fn keys() -> Vec<String> {
 /// The flags in force.
 #[derive(Debug, Clone, Default, Parser)]
 #[command(no_binary_name = true, disable_help_flag = true)]
-pub struct ChatSettings {
+pub struct AnswerSettings {
     #[command(flatten)]
     pub sampling: SamplingArgs,
 
@@ -30,16 +30,16 @@ pub struct ChatSettings {
     pub limits: LimitArgs,
 }
 
-impl ChatSettings {
-    /// Sets `key`; `default` takes the value back.
+impl AnswerSettings {
+    /// Sets `key` for `command`; `default` takes the value back.
     ///
     /// # Errors
-    /// A usage error: there is no such key, or the value is refused.
-    pub fn set(&mut self, key: &str, value: &str) -> Result<(), CommandError> {
+    /// A usage error that begins with `command`: there is no such key, or the value is refused.
+    pub fn set(&mut self, command: &str, key: &str, value: &str) -> Result<(), CommandError> {
         let key = spelled(key);
         let keys = keys();
         if !keys.contains(&key) {
-            let error = CommandError::usage(format!("/set: unknown key {key:?}"));
+            let error = CommandError::usage(format!("{command}: unknown key {key:?}"));
             let near = crate::cli::error::nearest(&key, keys.iter().map(String::as_str));
             return Err(error.hint(match near {
                 Some(near) => format!("did you mean {near}?"),
@@ -53,18 +53,18 @@ impl ChatSettings {
             ("ignore-eos", "off" | "false") => changed.limits.ignore_eos = false,
             ("ignore-eos", _) => {
                 return Err(CommandError::usage(format!(
-                    "/set ignore-eos: unknown value {value:?} (on, off)"
+                    "{command} ignore-eos: unknown value {value:?} (on, off)"
                 )));
             }
             _ => {
                 let flag = format!("--{key}={value}");
-                changed.try_update_from([flag]).map_err(|error| refusal(&key, &error))?;
+                changed.try_update_from([flag]).map_err(|error| refusal(command, &key, &error))?;
                 changed.limits.ignore_eos = self.limits.ignore_eos; // a bare flag counts as given
             }
         }
         changed.sampling.check().map_err(|error| match error {
             Error::InvalidParameter { name, message } => {
-                CommandError::usage(format!("/set {}: {message}", spelled(name)))
+                CommandError::usage(format!("{command} {}: {message}", spelled(name)))
             }
             other => other.into(),
         })?;
@@ -150,9 +150,9 @@ pub fn spelled(key: &str) -> String {
 }
 
 /// clap's reason without its usage lines, which speak of flags.
-fn refusal(key: &str, error: &clap::Error) -> CommandError {
+fn refusal(command: &str, key: &str, error: &clap::Error) -> CommandError {
     let reason = crate::cli::flags::reason(error).unwrap_or_else(|| "the value is refused".to_owned());
-    CommandError::usage(format!("/set {key}: {reason}"))
+    CommandError::usage(format!("{command} {key}: {reason}"))
 }
 
 #[cfg(test)]
@@ -172,24 +172,25 @@ mod tests {
                 "loop-guard" => "off",
                 _ => "0.5",
             };
-            let mut settings = ChatSettings::default();
-            let table = |settings: &ChatSettings| settings.table(&settings.sampling.given().sampling(false));
+            let mut settings = AnswerSettings::default();
+            let table =
+                |settings: &AnswerSettings| settings.table(&settings.sampling.given().sampling(false));
             let before = table(&settings);
-            settings.set(key, value).expect(key);
+            settings.set("/set", key, value).expect(key);
             let changed = table(&settings);
             let differing: Vec<_> =
                 before.iter().zip(&changed).filter(|(a, b)| a != b).map(|(a, _)| &a[0]).collect();
             assert_eq!(differing, [key], "{key}");
-            settings.set(key, "default").expect(key);
+            settings.set("/set", key, "default").expect(key);
             assert_eq!(table(&settings), before, "{key}");
         }
     }
 
     #[test]
     fn what_is_refused_changes_nothing_and_says_why() {
-        let mut settings = ChatSettings::default();
+        let mut settings = AnswerSettings::default();
         let mut check = |key: &str, value: &str, message: &str| {
-            let error = settings.set(key, value).expect_err(key);
+            let error = settings.set("/set", key, value).expect_err(key);
             let said = format!("{error} {}", error.hint_text().unwrap_or_default());
             assert!(said.contains(message), "{said}");
         };
@@ -201,6 +202,6 @@ mod tests {
         check("max-tokens", "0", "must be at least 1");
         check("loop-guard", "1", "unknown value \"1\" (on, off, or 16 to 100000 tokens)");
         assert_eq!(settings.sampling.numbers.temperature, None);
-        settings.set("top_p", "0.9").expect("underscores are fine");
+        settings.set("/set", "top_p", "0.9").expect("underscores are fine");
     }
 }
