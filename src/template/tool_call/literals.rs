@@ -106,19 +106,20 @@ impl Writer<'_> {
         })
     }
 
-    /// Any value: JSON reads as Python here; Gemma has its own quotes.
+    /// Any value. Python's words may be JSON's, too.
     fn any_value(&mut self) -> String {
-        if self.style != ValueStyle::Gemma {
-            return self.json(&json!({}));
-        }
         let string = self.string(ArgumentSchema::new(&Value::Null));
         let number = self.json(&json!({"type": "number"}));
-        let key = self.terminal("/[A-Za-z_][A-Za-z0-9_]{0,40}/");
+        let (key, words) = match self.style {
+            ValueStyle::Gemma => (self.terminal("/[A-Za-z_][A-Za-z0-9_]{0,40}/"), ""),
+            _ => (string.clone(), "| \"True\" | \"False\" | \"None\""),
+        };
+        let [comma, colon] = [", ", ": "].map(|mark| self.markup(mark));
         let any = self.new_name("r");
         writeln!(
             self.rules,
-            "{any}: {string} | {number} | \"true\" | \"false\" | \"null\" | \"[\" ({any} (\",\" {any})*)? \"]\" \
-             | \"{{\" ({key} \":\" {any} (\",\" {key} \":\" {any})*)? \"}}\""
+            "{any}: {string} | {number} | \"true\" | \"false\" | \"null\" {words} | \"[\" ({any} ({comma} {any})*)? \"]\" \
+             | \"{{\" ({key} {colon} {any} ({comma} {key} {colon} {any})*)? \"}}\""
         )
         .expect("a string takes everything");
         any

@@ -64,11 +64,24 @@ impl NamedJson {
         // DeepSeek closes its code block first.
         let held = self.at.text.trim_start();
         let held = held.strip_prefix("```").map_or(held, str::trim_start);
-        if held == self.marks.end {
-            return self.end_call(sink);
+        let NamedJsonMarks { begin, end, section_end, .. } = self.marks;
+        match held {
+            "" => Ok(ParserStep::More),
+            held if held == *end => self.end_call(sink),
+            // Kimi K2 leaves the end of a call out now and then.
+            held if held == *begin => {
+                sink.end();
+                self.at.enter(NamedJsonState::Head)
+            }
+            held if held == *section_end => {
+                sink.end();
+                done()
+            }
+            held if [begin, end, section_end, "```"].iter().any(|mark| mark.starts_with(held)) => {
+                Ok(ParserStep::More)
+            }
+            _ => Err(CallError::Malformed),
         }
-        let is_mark = self.marks.end.starts_with(held) || "```".starts_with(held);
-        if is_mark { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
     }
 
     fn end_call(&mut self, sink: &mut PieceSink<'_>) -> ParserResult {
