@@ -211,15 +211,9 @@ impl AnswerGrammar<'_> {
 
     /// Returns text, perhaps none, in which these markers may stand where they are special tokens.
     fn text_around(&self, text: &str, markers: impl Iterator<Item = &'static str>) -> String {
-        let tokens: Vec<String> = markers
-            .filter(|mark| self.writer.is_special(mark))
-            .map(|mark| self.writer.literal(mark))
-            .collect();
-        if tokens.is_empty() {
-            format!("{text}?")
-        } else {
-            format!("{text}? (({}) {text}?)*", tokens.join(" | "))
-        }
+        let markers = markers.filter(|mark| self.writer.is_special(mark));
+        let tokens = markers.map(|mark| self.writer.literal(mark)).collect::<Vec<_>>().join(" | ");
+        if tokens.is_empty() { format!("{text}?") } else { format!("{text}? (({tokens}) {text}?)*") }
     }
 
     /// The markers that text may hold: those that are dropped, and those of calls that no grammar writes, of which there may be

@@ -230,7 +230,9 @@ impl Writer<'_> {
             return self.tagged_text(schema, ending);
         }
         let value = match schema.strings() {
-            None if types.is_only_boolean() => "(\"true\" | \"false\" | \"True\" | \"False\")".to_owned(),
+            None if types == (Types { boolean: true, ..Types::default() }) => {
+                "(\"true\" | \"false\" | \"True\" | \"False\")".to_owned()
+            }
             _ => self.json_part(schema),
         };
         let ValueEnd { close, next, .. } = ending;

@@ -145,7 +145,7 @@ impl Harmony {
         self.is_fresh = true;
         self.body = match (self.called(header, sink), self.protocol) {
             (Some(name), Protocol::Harmony) => {
-                sink.any_name(name);
+                sink.any_name(name, None);
                 Body::Call(Some(JsonScanner::default()))
             }
             (Some(_), Protocol::Atem) => {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::ToolDefinition;
 use super::arguments::{MAX_DEPTH, OTHER_NAME};
-use super::coerce::ArgumentSchema;
+use super::coerce::{ArgumentSchema, Types};
 use super::json_text;
 use super::writer::{ValueStyle, Writer, quoted};
 
@@ -55,7 +55,8 @@ impl Writer<'_> {
             choices.push(self.string(schema));
         }
         if types.number || types.integer {
-            let bounds = schema.node().filter(|_| types.is_only_number()).cloned();
+            let numbers = Types { integer: types.integer, number: types.number, ..Types::default() };
+            let bounds = schema.node().filter(|_| types == numbers).cloned();
             let kind = if types.number { "number" } else { "integer" };
             choices.push(self.json(&bounds.unwrap_or_else(|| json!({"type": kind}))));
         }

@@ -4,7 +4,7 @@
 //! marker, or, where the form has none, at the closing brace.
 
 use super::json_text::{JsonScan, JsonScanner};
-use super::{CallError, CallParser, HeldText, ParserResult, ParserStep, PieceSink, Scan, done};
+use super::{CallError, CallParser, HeldText, ParserResult, ParserStep, PieceSink, Scan, done, met};
 
 /// The marks of one form.
 #[derive(Debug)]
@@ -65,22 +65,18 @@ impl NamedJson {
         let held = self.at.text.trim_start();
         let held = held.strip_prefix("```").map_or(held, str::trim_start);
         let NamedJsonMarks { begin, end, section_end, .. } = self.marks;
-        match held {
-            "" => Ok(ParserStep::More),
-            held if held == *end => self.end_call(sink),
+        match met(held, &[end, begin, section_end, "```"])? {
+            Some(0) => self.end_call(sink),
             // Kimi K2 leaves the end of a call out now and then.
-            held if held == *begin => {
+            Some(1) => {
                 sink.end();
                 self.at.enter(NamedJsonState::Head)
             }
-            held if held == *section_end => {
+            Some(2) => {
                 sink.end();
                 done()
             }
-            held if [begin, end, section_end, "```"].iter().any(|mark| mark.starts_with(held)) => {
-                Ok(ParserStep::More)
-            }
-            _ => Err(CallError::Malformed),
+            _ => Ok(ParserStep::More),
         }
     }
 
