@@ -47,6 +47,7 @@ struct Early {
     /// As it was written, with the space in front.
     raw: String,
     pieces: Vec<Piece>,
+    /// Counted on from the calls in front.
     calls: CallCount,
     /// Of `raw`, `pieces` and the number of calls, what belongs to complete calls.
     done: (usize, usize, usize),
