@@ -127,12 +127,10 @@ fn value<'a>(text: &'a str, schema: ArgumentSchema<'_>, depth: usize) -> Option<
             let (key, rest) = key(rest)?;
             let (value, rest) = value(rest, schema.property(&key), depth + 1)?;
             Some((format!("{}: {value}", quoted(&key)), rest))
-        })
-        .map(|(inner, rest)| (format!("{{{inner}}}"), rest));
+        });
     }
     if let Some(rest) = text.strip_prefix('[') {
-        return members(rest, ']', |rest| value(rest, schema.items(), depth + 1))
-            .map(|(inner, rest)| (format!("[{inner}]"), rest));
+        return members(rest, ']', |rest| value(rest, schema.items(), depth + 1));
     }
     let end = text.find([',', '}', ']']).unwrap_or(text.len());
     Some((bare(text[..end].trim(), schema), &text[end..]))

@@ -212,7 +212,8 @@ pub fn quoted(text: &str) -> String {
     out
 }
 
-/// What `member` makes of texts with commas between them up to `close`, joined, and what follows.
+/// A JSON object, or a list if `close` ends no object, of what `member` makes of texts with commas between them up to `close`, and
+/// what follows.
 pub fn members<'a>(
     text: &'a str,
     close: char,
@@ -221,7 +222,8 @@ pub fn members<'a>(
     let (mut all, mut rest) = (Vec::new(), text.trim_start());
     loop {
         if let Some(rest) = rest.strip_prefix(close) {
-            return Some((all.join(", "), rest));
+            let inside = all.join(", ");
+            return Some((if close == '}' { format!("{{{inside}}}") } else { format!("[{inside}]") }, rest));
         }
         let (one, after) = member(rest)?;
         all.push(one);
