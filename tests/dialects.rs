@@ -489,14 +489,14 @@ fn one_call_where_only_one_may_be() {
 }
 
 /// A tokenizer of bytes in which every marker is a special token, and a text in its ids.
-struct Specials {
-    markup: Vec<&'static str>,
+pub struct Specials {
+    pub markup: Vec<&'static str>,
 }
 
 impl Specials {
     const FIRST: usize = 256;
 
-    fn id(&self, text: &str) -> Option<u32> {
+    pub fn id(&self, text: &str) -> Option<u32> {
         self.markup.iter().position(|mark| *mark == text).map(|at| (Self::FIRST + at) as u32)
     }
 
@@ -528,6 +528,17 @@ impl Specials {
         }
         ids
     }
+
+    /// Returns whether a grammar over these tokens takes the whole text and may end behind it.
+    pub fn are_taken(&self, lark: &str, text: &str) -> bool {
+        let mut factory = ParserFactory::new_simple(&self.env()).expect("a tokenizer");
+        factory.quiet();
+        let parser = factory.create_parser(TopLevelGrammar::from_lark(lark.to_owned()));
+        let mut matcher = Matcher::new(Ok(parser.unwrap_or_else(|error| panic!("{error}\n{lark}"))));
+        let ids = self.tokens(text);
+        let count = matcher.try_consume_tokens(&ids).expect("the parser works");
+        count == ids.len() && matcher.is_accepting().expect("the parser works")
+    }
 }
 
 #[test]
@@ -544,18 +555,7 @@ fn special_tokens_stand_as_tokens() {
         let call = call.replace("Köln </tool_call>", "Köln");
         let (auto, required) = (grammar(ToolChoice::Auto), grammar(ToolChoice::Required));
         for (lark, text) in [(&auto, format!("{lead}{call}")), (&required, call)] {
-            let mut factory = ParserFactory::new_simple(&specials.env()).expect("a tokenizer");
-            factory.quiet();
-            let parser = factory.create_parser(TopLevelGrammar::from_lark(lark.clone()));
-            let mut matcher =
-                Matcher::new(Ok(parser.unwrap_or_else(|error| panic!("{format}: {error}\n{lark}"))));
-            let ids = specials.tokens(&text);
-            let count = matcher.try_consume_tokens(&ids).expect("the parser works");
-            assert_eq!(
-                (count, matcher.is_accepting().ok()),
-                (ids.len(), Some(true)),
-                "{format}: {text}\n{lark}"
-            );
+            assert!(specials.are_taken(lark, &text), "{format}: {text}\n{lark}");
         }
     }
 }

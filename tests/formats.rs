@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use llmctl_template::{OutputParser, Piece, Shown, SystemMessages, ToolChoice, parse_answer};
 
 use crate::common::prelude::*;
-use crate::dialects::{joined, output_markup, taken, templates, texts, tools, values};
+use crate::dialects::{Specials, joined, output_markup, taken, templates, texts, tools, values};
 
 /// Reasoning, content and calls of an answer, the same as a whole and character by character.
 #[track_caller]
@@ -66,6 +66,61 @@ fn a_call_that_ends_the_reasoning_is_a_call() {
     }
 }
 
+/// Where markers are special tokens, no text holds them: a grammar has to name those that models write.
+#[test]
+fn grammars_let_models_write_their_own_special_tokens() {
+    let markup = |format: &str, reasoning: &str| OutputMarkup {
+        reasoning: Some(reasoning.parse().expect("a format")),
+        tool_calls: Some(format.parse().expect("a format")),
+    };
+    let takes = |(format, reasoning): (&str, &str), tail: &str, choice, is_parallel, text: &str| {
+        let markup = markup(format, reasoning);
+        let specials = Specials { markup: markup.markers() };
+        let lark = markup.tool_grammar(&tools(), &choice, is_parallel, tail, &|mark| specials.id(mark));
+        specials.are_taken(&lark.expect("a grammar"), text)
+    };
+    for (format, reasoning, tail, text) in
+        listed::<(&str, &str, &str, &str)>("dialects", "own_special_tokens")
+    {
+        assert!(takes((format, reasoning), tail, ToolChoice::Auto, true, text), "{format}: {text}");
+    }
+    // Markers of calls that no grammar writes can neither be counted nor left to text alone.
+    let deepseek = "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    let generic = ("generic", "think");
+    assert!(takes(generic, "", ToolChoice::Auto, true, deepseek));
+    for (choice, is_parallel) in
+        [(ToolChoice::Auto, false), (ToolChoice::None, true), (ToolChoice::Required, true)]
+    {
+        assert!(!takes(generic, "", choice.clone(), is_parallel, deepseek), "{choice:?}");
+    }
+    // Reasoning may be left out, but not its end behind some.
+    let call = "<|open|>tools<|sep|><|open|>call tool=\"now\" index=\"1\"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>";
+    let kimi =
+        |text: &str| takes(("kimi-k3", "kimi-k3"), "<|open|>think<|sep|>", ToolChoice::Required, true, text);
+    assert!(kimi(call) && kimi(&format!("Hm.<|close|>think<|sep|>{call}")) && !kimi(&format!("Hm.{call}")));
+}
+
+/// Other ways of writing the same calls, with words and parts that models are trained on.
+#[test]
+fn grammars_take_calls_as_their_models_write_them() {
+    let options = json!({"anyOf": [{"type": "integer"}, {"type": "object", "properties": {"max": {"type": "integer"}},
+        "required": ["max"], "additionalProperties": false}]});
+    let properties = json!({"limit": options, "more": {"type": "object"}});
+    let parameters = json!({"type": "object", "properties": properties});
+    let tool = json!({"type": "function", "function": {"name": "f", "parameters": parameters}});
+    for (format, text, is_taken) in listed::<(&str, &str, bool)>("dialects", "own_spelling") {
+        let format: ToolCallFormat = format.parse().expect("a format");
+        let tail = if format == ToolCallFormat::Harmony { "<|start|>assistant" } else { "" };
+        let markup = output_markup(format);
+        let lark =
+            markup.tool_grammar(std::slice::from_ref(&tool), &ToolChoice::Required, true, tail, &|_| None);
+        let lark = lark.expect("a grammar");
+        assert_eq!(taken(&lark, text).1, is_taken, "{format}: {text}\n{lark}");
+        let answer = parse_answer(&markup, std::slice::from_ref(&tool), tail, text, false);
+        assert!(!is_taken || answer.calls.len() == 1, "{format}: {answer:?}");
+    }
+}
+
 #[test]
 fn grammars_let_a_call_end_the_reasoning_where_calls_are_optional() {
     for (format, call) in early() {
@@ -75,6 +130,7 @@ fn grammars_let_a_call_end_the_reasoning_where_calls_are_optional() {
         };
         let text = format!("Look.\n{call}");
         assert_eq!(taken(&lark(ToolChoice::Auto), &text), (text.len(), true), "{format}");
+        assert!(taken(&lark(ToolChoice::Auto), &format!("{text}\n")).1, "{format}: a line break behind it");
         assert!(!taken(&lark(ToolChoice::Auto), "Look.\n").1, "{format}: the reasoning has to end");
         assert!(!taken(&lark(ToolChoice::Required), &text).1, "{format}: a call that is not enforced");
     }

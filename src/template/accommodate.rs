@@ -152,9 +152,7 @@ fn spell_tools(conversation: &mut Conversation) {
         }
         // Roles take turns: results and the question behind them are one message.
         match messages.last_mut() {
-            Some(last) if is_behind_result && message.role == Role::User => {
-                join(last, "\n", message);
-            }
+            Some(last) if is_behind_result && message.role == Role::User => join(last, "\n", message),
             _ => messages.push(message),
         }
         is_behind_result = is_result;

@@ -17,12 +17,13 @@ pub enum CallIds {
     Any,
     /// Nine letters and digits (Mistral).
     Nine,
-    /// `functions.NAME:NUMBER`, counted in each message (Kimi K2).
+    /// `functions.NAME:NUMBER`, counted through the conversation (Kimi K2).
     Numbered,
 }
 
 /// Arranges the messages of a conversation, which stay as many.
 pub fn arrange(messages: &mut [Message], ids: CallIds) {
+    let mut num_calls = 0;
     for round in messages.chunk_by_mut(is_in_round) {
         let (answers, rest) = round.split_at_mut(num_answers(round));
         for call in answers.iter_mut().flat_map(|answer| &mut answer.tool_calls) {
@@ -32,7 +33,7 @@ pub fn arrange(messages: &mut [Message], ids: CallIds) {
             order_results(answers, rest);
         }
         if ids != CallIds::Any {
-            ids.set(answers, rest);
+            ids.set(answers, rest, &mut num_calls);
         }
     }
 }
@@ -101,17 +102,19 @@ fn as_object(arguments: Value) -> Value {
 }
 
 impl CallIds {
-    /// Gives the calls of `answers` and the results in `rest` ids of this form, the same to a call and its result.
-    fn set(self, answers: &mut [Message], rest: &mut [Message]) {
+    /// Gives the calls of `answers` and the results in `rest` ids of this form, the same to a call and its result. `num_calls` stand
+    /// in front of them.
+    fn set(self, answers: &mut [Message], rest: &mut [Message], num_calls: &mut usize) {
         let mut new_ids: HashMap<String, String> = HashMap::new();
         let mut in_order: Vec<String> = Vec::new();
         for answer in answers {
             for (index, call) in answer.tool_calls.iter_mut().enumerate() {
                 let id = match (self, &call.id) {
-                    (Self::Numbered, _) => format!("functions.{}:{index}", call.name),
+                    (Self::Numbered, _) => format!("functions.{}:{num_calls}", call.name),
                     (_, Some(id)) => nine(id),
                     (_, None) => nine(&format!("call {index}")),
                 };
+                *num_calls += 1;
                 in_order.push(id.clone());
                 if let Some(old) = call.id.replace(id.clone()) {
                     new_ids.entry(old).or_insert(id);
@@ -219,7 +222,7 @@ mod tests {
             nine.iter().all(|id| id.len() == 9 && id.bytes().all(|c| c.is_ascii_alphanumeric())),
             "{nine:?}"
         );
-        let numbered = ["f:0", "g:1", "f:0", "g:1", "f:0", "f:0"].map(|id| format!("functions.{id}"));
+        let numbered = ["f:0", "g:1", "f:0", "g:1", "f:2", "f:2"].map(|id| format!("functions.{id}"));
         assert_eq!(ids(&both, CallIds::Numbered), numbered);
         // OpenAI's older calls have no ids: their results follow by place.
         let none = ids(&[calls(&[("", "f"), ("", "g")]), result("", ""), result("", "")], CallIds::Nine);

@@ -74,10 +74,13 @@ impl ChatTemplate {
         ['\'', '"'].iter().any(|quote| self.inner.source.contains(&format!("{quote}{word}{quote}")))
     }
 
-    /// Returns whether the template reads a variable of this name somewhere.
+    /// Returns whether the template reads a variable of this name somewhere. minijinja takes one that gets a default value
+    /// (`set x = x | default(true)`, as in Nemotron's and Laguna's) for the template's own.
     pub fn reads(&self, variable: &str) -> bool {
         let template = self.inner.env.get_template(NAME);
+        let gets_default = |how: &&str| self.source().contains(&format!("set {variable} = {variable} {how}"));
         template.is_ok_and(|template| template.undeclared_variables(false).contains(variable))
+            || ["if ", "| default("].iter().any(gets_default)
     }
 
     /// Renders a conversation. Where the template fails on tool arguments as a mapping, or escapes them, it gets them as JSON

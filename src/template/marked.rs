@@ -47,6 +47,7 @@ struct Early {
     /// As it was written, with the space in front.
     raw: String,
     pieces: Vec<Piece>,
+    /// Counted on from the calls in front.
     calls: CallCount,
     /// Of `raw`, `pieces` and the number of calls, what belongs to complete calls.
     done: (usize, usize, usize),
@@ -160,7 +161,7 @@ impl Marked {
         let is_open = self.reasoning.is_some_and(|format| format.row().opens.contains(&marker));
         if matches!(self.state, MarkedState::Reasoning) {
             match (is_call, is_open) {
-                (true, _) => self.begin_early(marker),
+                (true, _) => self.begin_early(marker, sink),
                 (_, true) => self.space.clear(),
                 _ => self.close_reasoning(),
             }
@@ -191,8 +192,11 @@ impl Marked {
 
     // -- Calls inside reasoning.
 
-    fn begin_early(&mut self, opener: &'static str) {
+    fn begin_early(&mut self, opener: &'static str, sink: &PieceSink<'_>) {
         let Some(reader) = self.calls.map(|calls| calls.reader(opener)) else { return };
+        if self.early.is_empty() {
+            (self.early.calls, self.early.done) = (*sink.calls, (0, 0, sink.calls.num));
+        }
         let space = std::mem::take(&mut self.space);
         // Space that begins the reasoning is the markup's.
         if !self.is_fresh || !self.early.is_empty() {
@@ -261,20 +265,9 @@ impl Marked {
 
     /// Emits the calls inside reasoning as calls, because the answer has ended behind them.
     fn take_early_calls(&mut self, sink: &mut PieceSink<'_>) {
-        let (_, num_pieces, num_calls) = self.early.done;
-        let first = sink.calls.num;
-        for piece in self.early.pieces.drain(..num_pieces) {
-            sink.pieces.push(match piece {
-                Piece::CallName { index, name, id } => Piece::CallName { index: index + first, name, id },
-                Piece::CallArguments { index, fragment } => {
-                    Piece::CallArguments { index: index + first, fragment }
-                }
-                Piece::CallEnd { index } => Piece::CallEnd { index: index + first },
-                text => text,
-            });
-        }
-        sink.calls.num += num_calls;
-        self.early = Early::default();
+        let Early { pieces, done: (_, num_pieces, num_calls), .. } = std::mem::take(&mut self.early);
+        sink.pieces.extend(pieces.into_iter().take(num_pieces));
+        sink.calls.num = num_calls;
     }
 
     // -- Calls.

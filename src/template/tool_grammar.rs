@@ -62,7 +62,7 @@ impl AnswerGrammar<'_> {
         let body = self.body(first, call);
         let whole = match self.reasoning() {
             Some(reasoning) if self.is_reasoning_open() => format!("{reasoning} {body}"),
-            Some(reasoning) => format!("{reasoning}? {body}"),
+            Some(reasoning) => format!("({reasoning}{})? {body}", self.stray_end()),
             None => return body,
         };
         match self.calls_in_reasoning() {
@@ -73,6 +73,18 @@ impl AnswerGrammar<'_> {
 
     fn is_reasoning_open(&self) -> bool {
         self.request.reasoning.is_some_and(|format| format.is_open_in(self.request.prompt_tail))
+    }
+
+    /// The end of reasoning that nothing has opened, which some models (MiniMax M3) write where they do not reason. As ordinary text
+    /// it would be text of the answer.
+    fn stray_end(&mut self) -> String {
+        let close = self.request.reasoning.map_or("", |format| format.row().close);
+        let is_token = !close.is_empty() && self.writer.is_special(close);
+        if is_token {
+            format!(" | {} {}", self.writer.literal(close), self.writer.space())
+        } else {
+            String::new()
+        }
     }
 
     /// The reasoning block, or the rest of one that the prompt has opened, with the space behind it.
@@ -108,11 +120,15 @@ impl AnswerGrammar<'_> {
         let inside = match tokens {
             [true, true, true] => {
                 let text = self.writer.terminal("/(?s:.+)/");
-                format!("({text}? {} {text}? {})+", self.writer.literal(call), self.writer.literal(end))
+                let marks = self.request.format.markers().filter(|mark| ![call, end].contains(mark));
+                let inside = self.text_around(&text, marks);
+                format!("({text}? {} {inside} {})+", self.writer.literal(call), self.writer.literal(end))
             }
+            // A lexeme is as long as it can be: the space behind it is its own.
             [false, false, _] => {
                 let [call, end, close] = [call, end, marks.close].map(escaped);
-                self.writer.terminal(&format!("/(?s:.*){call}(?s:.*){end}/ & ~/(?s:.*){close}(?s:.*)/"))
+                let inside = format!("/(?s:.*){call}(?s:.*){end}[ \\t\\r\\n]{{0,4}}/");
+                self.writer.terminal(&format!("{inside} & ~/(?s:.*){close}(?s:.*)/"))
             }
             _ => return None,
         };
@@ -165,7 +181,8 @@ impl AnswerGrammar<'_> {
         let (head, tail) = match self.writer.before_special(opener) {
             Some("") => {
                 let text = self.writer.terminal(&format!("/(?s:.+)/{not_reasoning}"));
-                (format!("{text}? {}", self.writer.literal(opener)), format!("{text}?"))
+                let text = self.text_around(&text, self.free_markers(opener));
+                (format!("{text} {}", self.writer.literal(opener)), text)
             }
             Some(before) => {
                 let tail = self.writer.terminal(&format!("/(?s:.+)/{not_reasoning}"));
@@ -190,6 +207,24 @@ impl AnswerGrammar<'_> {
             true => format!("({head} {span})* {tail}"),
             false => format!("({tail} | {head} {span})"),
         }
+    }
+
+    /// Returns text, perhaps none, in which these markers may stand where they are special tokens.
+    fn text_around(&self, text: &str, markers: impl Iterator<Item = &'static str>) -> String {
+        let markers = markers.filter(|mark| self.writer.is_special(mark));
+        let tokens = markers.map(|mark| self.writer.literal(mark)).collect::<Vec<_>>().join(" | ");
+        if tokens.is_empty() { format!("{text}?") } else { format!("{text}? (({tokens}) {text}?)*") }
+    }
+
+    /// The markers that text may hold: those that are dropped, and those of calls that no grammar writes, of which there may be
+    /// several.
+    fn free_markers(&self, opener: &'static str) -> impl Iterator<Item = &'static str> + use<> {
+        let ToolCallSpec { unwritten_openers, dropped, marks, .. } = self.format();
+        let is_free = self.request.is_parallel && !self.request.is_none && !unwritten_openers.is_empty();
+        let unwritten = if is_free { [*unwritten_openers, *marks] } else { [&[][..]; 2] };
+        let of_reasoning = self.request.reasoning.map_or(&[][..], |format| format.row().dropped);
+        let all = [of_reasoning, dropped].into_iter().chain(unwritten).flatten().copied();
+        all.filter(move |mark| !opener.starts_with(mark))
     }
 
     /// Excludes text that begins with reasoning, which has a rule of its own.
@@ -220,7 +255,11 @@ impl AnswerGrammar<'_> {
     fn messages(&mut self, messages: &Messages, call: &str) -> String {
         let tail = self.request.prompt_tail;
         let begun = messages.texts.iter().find(|(head, _)| tail.ends_with(head));
-        let begun = begun.map(|(_, close)| self.writer.text_to(close));
+        // Where markers are tokens, a model may go on to another text and leave out the end of the one that the prompt has begun.
+        let begun = begun.map(|(head, close)| {
+            let mark = if self.writer.is_special(head) { "?" } else { "" };
+            format!("({}){mark}", self.writer.text_to(close))
+        });
         let whole: Vec<String> = messages
             .texts
             .iter()

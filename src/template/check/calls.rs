@@ -39,16 +39,11 @@ fn there_and_back(subject: &Subject, wanted: &[ToolCall]) -> CheckResult {
         let finding = printed_turn(subject, message).map(|turn| compared(subject, wanted, &turn));
         finding.unwrap_or_else(Finding::from)
     });
-    let one_is_ok = absent.verdict == CheckVerdict::Ok || empty.verdict == CheckVerdict::Ok;
-    Ok(match (absent.verdict > empty.verdict, one_is_ok) {
-        (_, true) if absent.verdict == empty.verdict => absent,
-        (true, true) => Finding::warning(format!(
-            "only of answers with empty content; without content: {}",
-            absent.reason
-        )),
-        (false, true) => {
-            Finding::warning(format!("only of answers without content; with empty content: {}", empty.reason))
-        }
+    let only =
+        |way: &str, other: Finding| Finding::warning(format!("only of answers {way}: {}", other.reason));
+    Ok(match (absent.verdict == CheckVerdict::Ok, empty.verdict == CheckVerdict::Ok) {
+        (false, true) => only("with empty content; without content", absent),
+        (true, false) => only("without content; with empty content", empty),
         _ => absent,
     })
 }

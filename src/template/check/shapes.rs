@@ -69,7 +69,8 @@ fn printed(subject: &Subject, conversation: &Conversation, words: &[&str]) -> Ch
 }
 
 pub fn system_prompt(subject: &Subject) -> CheckResult {
-    let finding = printed_system(subject)?;
+    let asked = talk([Message::system(SYSTEM), question(0)]);
+    let finding = printed(subject, &asked, &[SYSTEM, QUESTIONS[0]])?;
     Ok(with_change(finding, subject.shown.system, "puts it in front of the question"))
 }
 
@@ -84,10 +85,6 @@ fn with_change(finding: Finding, system: SystemMessages, change: &str) -> Findin
         Some(way) => Finding::warning(format!("{way}; llmctl {change}")),
         None => finding,
     }
-}
-
-fn printed_system(subject: &Subject) -> CheckResult {
-    printed(subject, &talk([Message::system(SYSTEM), question(0)]), &[SYSTEM, QUESTIONS[0]])
 }
 
 /// The server sends what a template does not know as a system prompt.

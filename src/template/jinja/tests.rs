@@ -362,6 +362,23 @@ fn calls_and_contents_have_the_form_that_the_template_takes() {
 }
 
 #[test]
+fn a_variable_with_a_default_value_is_read() {
+    let reads = |source: &str| {
+        let template = ChatTemplate::new(source, SpecialTokens::default()).expect("a template");
+        template.reads("enable_thinking")
+    };
+    for (source, is_read) in [
+        ("{% if enable_thinking is not defined %}{% set enable_thinking = true %}{% endif %}", true),
+        ("{%- set enable_thinking = enable_thinking if enable_thinking is defined else True %}", true),
+        ("{%- set enable_thinking = enable_thinking | default(true) -%}", true),
+        ("{% set enable_thinking = true %}{{ enable_thinking }}", false),
+        ("{{ message.enable_thinking }}", false),
+    ] {
+        assert_eq!(reads(source), is_read, "{source}");
+    }
+}
+
+#[test]
 fn a_template_can_be_shared_by_threads() {
     fn shared<T: Send + Sync + Clone>() {}
     shared::<ChatTemplate>();

@@ -230,7 +230,9 @@ impl Writer<'_> {
             return self.tagged_text(schema, ending);
         }
         let value = match schema.strings() {
-            None if types.is_only_boolean() => "(\"true\" | \"false\" | \"True\" | \"False\")".to_owned(),
+            None if types == (Types { boolean: true, ..Types::default() }) => {
+                "(\"true\" | \"false\" | \"True\" | \"False\")".to_owned()
+            }
             _ => self.json_part(schema),
         };
         let ValueEnd { close, next, .. } = ending;
@@ -339,19 +341,25 @@ impl Writer<'_> {
         let open = self.literal(&format!("{token}<{tag}>"));
         let close = format!("{token}</{tag}>");
         let ending = ValueEnd { close: &close, next: "", nexts: &[], has_lines: false };
-        let types = schema.types();
-        let inside = match types {
-            _ if types.is_text() || depth > MAX_DEPTH => self.tagged_value(schema, ending),
-            Types { array: true, .. } => {
-                let item = self.element("item", schema.items(), token, depth + 1);
-                format!("{item}{{{}}} {}", schema.range("minItems", "maxItems"), self.literal(&close))
-            }
-            Types { object: true, .. } => {
-                format!("{} {}", self.element_members(schema, token, depth + 1), self.literal(&close))
-            }
-            _ => self.tagged_value(schema, ending),
-        };
-        self.rule(&format!("{open} {inside}"))
+        let (types, mut inside) = (schema.types(), Vec::new());
+        let has_elements = !types.is_text() && depth <= MAX_DEPTH;
+        if has_elements && types.array {
+            let item = self.element("item", schema.items(), token, depth + 1);
+            inside.push(format!(
+                "{item}{{{}}} {}",
+                schema.range("minItems", "maxItems"),
+                self.literal(&close)
+            ));
+        }
+        if has_elements && types.object {
+            let members = self.element_members(schema, token, depth + 1);
+            inside.push(format!("{members} {}", self.literal(&close)));
+        }
+        if !has_elements || types != (Types { array: types.array, object: types.object, ..Types::default() })
+        {
+            inside.push(self.tagged_value(schema, ending));
+        }
+        self.rule(&format!("{open} ({})", inside.join(" | ")))
     }
 }
 

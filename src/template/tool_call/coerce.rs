@@ -63,14 +63,6 @@ impl Types {
     pub fn is_text(self) -> bool {
         self.string || self.is_unknown()
     }
-
-    pub fn is_only_boolean(self) -> bool {
-        self == Self { boolean: true, ..Self::default() }
-    }
-
-    pub fn is_only_number(self) -> bool {
-        self == Self { integer: self.integer, number: self.number, ..Self::default() }
-    }
 }
 
 /// Longer integers overflow the doubles of JSON readers.
@@ -215,11 +207,9 @@ pub fn typed(text: &str, types: Types) -> Option<String> {
     if types.null && is_null(text) {
         return Some("null".to_owned());
     }
-    if types.boolean && text.eq_ignore_ascii_case("true") {
-        return Some("true".to_owned());
-    }
-    if types.boolean && text.eq_ignore_ascii_case("false") {
-        return Some("false".to_owned());
+    let lower = text.to_ascii_lowercase();
+    if types.boolean && matches!(&*lower, "true" | "false") {
+        return Some(lower);
     }
     if (types.integer || types.number) && is_digits(text.strip_prefix(['-', '+']).unwrap_or(text)) {
         let digits = text.trim_start_matches(['-', '+']).trim_start_matches('0');

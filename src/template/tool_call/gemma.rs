@@ -5,7 +5,7 @@
 
 use super::coerce::{ArgumentSchema, typed};
 use super::json_text::{members, quoted, whole_value};
-use super::{CallError, CallParser, ObjectWriter, ParserResult, ParserStep, PieceSink, met};
+use super::{CallError, CallParser, HeldText, ObjectWriter, ParserResult, ParserStep, PieceSink, met};
 
 const QUOTE: &str = "<|\"|>";
 const CLOSE: &str = "<tool_call|>";
@@ -23,8 +23,7 @@ enum GemmaState {
 /// Reads one call.
 #[derive(Debug, Default)]
 pub struct GemmaCall {
-    place: GemmaState,
-    held: String,
+    at: HeldText<GemmaState>,
     name: String,
     is_quoted: bool,
     depth: usize,
@@ -34,34 +33,29 @@ pub struct GemmaCall {
 impl GemmaCall {
     fn take_head(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         if c != '{' {
-            self.held.push(c);
-            let head = self.held.trim_start();
+            self.at.text.push(c);
+            let head = self.at.text.trim_start();
             let is_head = head.starts_with("call") || "call".starts_with(head);
             return if is_head { Ok(ParserStep::More) } else { Err(CallError::Malformed) };
         }
-        let head = self.held.trim();
+        let head = self.at.text.trim();
         let name = head.strip_prefix("call").and_then(|head| head.trim_start().strip_prefix(':'));
         self.name = name.ok_or(CallError::Malformed)?.trim().to_owned();
         sink.name(&self.name)?;
-        self.held.clear();
-        self.place = GemmaState::Members;
-        Ok(ParserStep::More)
+        self.at.enter(GemmaState::Members)
     }
 
     fn take_member(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
         if !self.is_quoted && self.depth == 0 && matches!(c, ',' | '}') {
-            let member = std::mem::take(&mut self.held);
+            let member = std::mem::take(&mut self.at.text);
             if !member.trim().is_empty() {
                 let (key, value) = self.member(&member, sink).ok_or(CallError::Malformed)?;
                 self.writer.member(&key, &value, sink);
             }
-            if c == '}' {
-                self.place = GemmaState::Closing;
-            }
-            return Ok(ParserStep::More);
+            return if c == '}' { self.at.enter(GemmaState::Closing) } else { Ok(ParserStep::More) };
         }
-        self.held.push(c);
-        if self.held.ends_with(QUOTE) {
+        self.at.text.push(c);
+        if self.at.text.ends_with(QUOTE) {
             self.is_quoted = !self.is_quoted;
         } else if !self.is_quoted {
             match c {
@@ -84,12 +78,12 @@ impl GemmaCall {
 
 impl CallParser for GemmaCall {
     fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
-        match self.place {
+        match self.at.place {
             GemmaState::Head => self.take_head(c, sink),
             GemmaState::Members => self.take_member(c, sink),
             GemmaState::Closing => {
-                self.held.push(c);
-                if met(&self.held, &[CLOSE])?.is_none() {
+                self.at.text.push(c);
+                if met(&self.at.text, &[CLOSE])?.is_none() {
                     return Ok(ParserStep::More);
                 }
                 self.writer.end(sink);
@@ -99,7 +93,7 @@ impl CallParser for GemmaCall {
     }
 
     fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
-        if is_cut || self.place != GemmaState::Closing {
+        if is_cut || self.at.place != GemmaState::Closing {
             return Err(CallError::Malformed);
         }
         self.writer.end(sink);
@@ -133,12 +127,10 @@ fn value<'a>(text: &'a str, schema: ArgumentSchema<'_>, depth: usize) -> Option<
             let (key, rest) = key(rest)?;
             let (value, rest) = value(rest, schema.property(&key), depth + 1)?;
             Some((format!("{}: {value}", quoted(&key)), rest))
-        })
-        .map(|(inner, rest)| (format!("{{{inner}}}"), rest));
+        });
     }
     if let Some(rest) = text.strip_prefix('[') {
-        return members(rest, ']', |rest| value(rest, schema.items(), depth + 1))
-            .map(|(inner, rest)| (format!("[{inner}]"), rest));
+        return members(rest, ']', |rest| value(rest, schema.items(), depth + 1));
     }
     let end = text.find([',', '}', ']']).unwrap_or(text.len());
     Some((bare(text[..end].trim(), schema), &text[end..]))

@@ -145,7 +145,7 @@ impl Harmony {
         self.is_fresh = true;
         self.body = match (self.called(header, sink), self.protocol) {
             (Some(name), Protocol::Harmony) => {
-                sink.any_name(name);
+                sink.any_name(name, None);
                 Body::Call(Some(JsonScanner::default()))
             }
             (Some(_), Protocol::Atem) => {
@@ -247,13 +247,13 @@ impl Harmony {
 }
 
 fn word_after<'a>(header: &'a str, mark: &str) -> Option<&'a str> {
-    let (_, rest) = header.split_once(mark)?;
+    let (_, rest) = header.rsplit_once(mark)?;
     let end = rest.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(rest.len());
     Some(&rest[..end])
 }
 
 fn recipient(header: &str) -> Option<&str> {
-    word_after(header, "to=").filter(|name| !name.is_empty())
+    word_after(header, "to=").filter(|name| !name.is_empty() && *name != "assistant")
 }
 
 fn channel(header: &str) -> Option<&str> {

@@ -108,37 +108,25 @@ impl JsonScanner {
                 }
                 self.stack.push(c == '{');
                 self.expect = if c == '{' { KeyOrEnd } else { ValueOrEnd };
-                out.push(c);
-                Ok(JsonScan::More)
             }
-            (Value | ValueOrEnd | Key | KeyOrEnd, '"') => {
-                out.push('"');
-                self.text = Some(Text::Plain);
-                Ok(JsonScan::More)
-            }
+            (Value | ValueOrEnd | Key | KeyOrEnd, '"') => self.text = Some(Text::Plain),
             (ValueOrEnd | CommaOrEnd, ']') | (KeyOrEnd | CommaOrEnd, '}') => {
                 if self.stack.pop() != Some(c == '}') {
                     return Err(Malformed);
                 }
                 out.push(c);
-                Ok(self.after_value())
+                return Ok(self.after_value());
             }
-            (Colon, ':') => {
-                out.push(':');
-                self.expect = Value;
-                Ok(JsonScan::More)
-            }
-            (CommaOrEnd, ',') => {
-                out.push(',');
-                self.expect = if self.stack.last() == Some(&true) { Key } else { Value };
-                Ok(JsonScan::More)
-            }
+            (Colon, ':') => self.expect = Value,
+            (CommaOrEnd, ',') => self.expect = if self.stack.last() == Some(&true) { Key } else { Value },
             (Value | ValueOrEnd, _) if !is_delimiter(c) => {
                 self.literal.push(c);
-                Ok(JsonScan::More)
+                return Ok(JsonScan::More);
             }
-            _ => Err(Malformed),
+            _ => return Err(Malformed),
         }
+        out.push(c);
+        Ok(JsonScan::More)
     }
 
     fn after_value(&mut self) -> JsonScan {
@@ -159,7 +147,7 @@ impl JsonScanner {
                 }
                 return Ok(self.after_value());
             }
-            (Text::Plain, _) => {
+            (Text::Plain, _) | (Text::Backslash, '\'') => {
                 self.flush_surrogate(out);
                 push_escaped(c, out);
                 Text::Plain
@@ -168,11 +156,6 @@ impl JsonScanner {
             (Text::Backslash, '"' | '\\' | '/' | 'b' | 'f' | 'n' | 'r' | 't') => {
                 self.flush_surrogate(out);
                 out.extend(['\\', c]);
-                Text::Plain
-            }
-            (Text::Backslash, '\'') => {
-                self.flush_surrogate(out);
-                out.push('\'');
                 Text::Plain
             }
             (Text::Backslash, _) => return Err(Malformed),
@@ -229,7 +212,8 @@ pub fn quoted(text: &str) -> String {
     out
 }
 
-/// What `member` makes of texts with commas between them up to `close`, joined, and what follows.
+/// A JSON object, or a list if `close` ends no object, of what `member` makes of texts with commas between them up to `close`, and
+/// what follows.
 pub fn members<'a>(
     text: &'a str,
     close: char,
@@ -238,7 +222,8 @@ pub fn members<'a>(
     let (mut all, mut rest) = (Vec::new(), text.trim_start());
     loop {
         if let Some(rest) = rest.strip_prefix(close) {
-            return Some((all.join(", "), rest));
+            let inside = all.join(", ");
+            return Some((if close == '}' { format!("{{{inside}}}") } else { format!("[{inside}]") }, rest));
         }
         let (one, after) = member(rest)?;
         all.push(one);

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::ToolDefinition;
 use super::arguments::{MAX_DEPTH, OTHER_NAME};
-use super::coerce::ArgumentSchema;
+use super::coerce::{ArgumentSchema, Types};
 use super::json_text;
 use super::writer::{ValueStyle, Writer, quoted};
 
@@ -55,7 +55,8 @@ impl Writer<'_> {
             choices.push(self.string(schema));
         }
         if types.number || types.integer {
-            let bounds = schema.node().filter(|_| types.is_only_number()).cloned();
+            let numbers = Types { integer: types.integer, number: types.number, ..Types::default() };
+            let bounds = schema.node().filter(|_| types == numbers).cloned();
             let kind = if types.number { "number" } else { "integer" };
             choices.push(self.json(&bounds.unwrap_or_else(|| json!({"type": kind}))));
         }
@@ -106,19 +107,20 @@ impl Writer<'_> {
         })
     }
 
-    /// Any value: JSON reads as Python here; Gemma has its own quotes.
+    /// Any value. Python's words may be JSON's, too.
     fn any_value(&mut self) -> String {
-        if self.style != ValueStyle::Gemma {
-            return self.json(&json!({}));
-        }
         let string = self.string(ArgumentSchema::new(&Value::Null));
         let number = self.json(&json!({"type": "number"}));
-        let key = self.terminal("/[A-Za-z_][A-Za-z0-9_]{0,40}/");
+        let (key, words) = match self.style {
+            ValueStyle::Gemma => (self.terminal("/[A-Za-z_][A-Za-z0-9_]{0,40}/"), ""),
+            _ => (string.clone(), "| \"True\" | \"False\" | \"None\""),
+        };
+        let [comma, colon] = [", ", ": "].map(|mark| self.markup(mark));
         let any = self.new_name("r");
         writeln!(
             self.rules,
-            "{any}: {string} | {number} | \"true\" | \"false\" | \"null\" | \"[\" ({any} (\",\" {any})*)? \"]\" \
-             | \"{{\" ({key} \":\" {any} (\",\" {key} \":\" {any})*)? \"}}\""
+            "{any}: {string} | {number} | \"true\" | \"false\" | \"null\" {words} | \"[\" ({any} ({comma} {any})*)? \"]\" \
+             | \"{{\" ({key} {colon} {any} ({comma} {key} {colon} {any})*)? \"}}\""
         )
         .expect("a string takes everything");
         any

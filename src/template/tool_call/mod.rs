@@ -138,19 +138,14 @@ impl PieceSink<'_> {
 
     /// Begins a call with an id of the model's own.
     pub fn name_with_id(&mut self, name: &str, own: Option<String>) -> Result<(), CallError> {
-        if self.tools.get(name).is_none() {
-            return Err(CallError::Undefined);
-        }
-        self.any_name(name);
-        if let Some(Piece::CallName { id, .. }) = self.pieces.last_mut() {
-            *id = own;
-        }
+        self.tools.get(name).ok_or(CallError::Undefined)?;
+        self.any_name(name, own);
         Ok(())
     }
 
     /// Begins a call of a tool that may not have been given.
-    pub fn any_name(&mut self, name: &str) {
-        self.pieces.push(Piece::CallName { index: self.calls.num, name: name.to_owned(), id: None });
+    pub fn any_name(&mut self, name: &str, id: Option<String>) {
+        self.pieces.push(Piece::CallName { index: self.calls.num, name: name.to_owned(), id });
         self.calls.num += 1;
         self.calls.is_open = true;
     }

@@ -4,7 +4,7 @@
 //! marker, or, where the form has none, at the closing brace.
 
 use super::json_text::{JsonScan, JsonScanner};
-use super::{CallError, CallParser, HeldText, ParserResult, ParserStep, PieceSink, Scan, done};
+use super::{CallError, CallParser, HeldText, ParserResult, ParserStep, PieceSink, Scan, done, met};
 
 /// The marks of one form.
 #[derive(Debug)]
@@ -64,11 +64,20 @@ impl NamedJson {
         // DeepSeek closes its code block first.
         let held = self.at.text.trim_start();
         let held = held.strip_prefix("```").map_or(held, str::trim_start);
-        if held == self.marks.end {
-            return self.end_call(sink);
+        let NamedJsonMarks { begin, end, section_end, .. } = self.marks;
+        match met(held, &[end, begin, section_end, "```"])? {
+            Some(0) => self.end_call(sink),
+            // Kimi K2 leaves the end of a call out now and then.
+            Some(1) => {
+                sink.end();
+                self.at.enter(NamedJsonState::Head)
+            }
+            Some(2) => {
+                sink.end();
+                done()
+            }
+            _ => Ok(ParserStep::More),
         }
-        let is_mark = self.marks.end.starts_with(held) || "```".starts_with(held);
-        if is_mark { Ok(ParserStep::More) } else { Err(CallError::Malformed) }
     }
 
     fn end_call(&mut self, sink: &mut PieceSink<'_>) -> ParserResult {

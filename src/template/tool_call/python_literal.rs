@@ -26,8 +26,9 @@ fn value(text: &str, depth: usize) -> Option<(String, &str)> {
             let (content, rest) = string(&text[1..], quote)?;
             Some((quoted(&content), rest))
         }
-        '[' => list(&text[1..], ']', depth),
-        '(' => list(&text[1..], ')', depth),
+        open @ ('[' | '(') => {
+            members(&text[1..], if open == '[' { ']' } else { ')' }, |rest| value(rest, depth + 1))
+        }
         '{' => dictionary(&text[1..], depth),
         _ => {
             let end = text.find([',', ')', ']', '}', ':', ' ', '\n', '\t']).unwrap_or(text.len());
@@ -106,19 +107,13 @@ fn hex(chars: &mut std::str::Chars<'_>, num_digits: usize) -> Option<u32> {
     u32::from_str_radix(digits, 16).ok()
 }
 
-fn list(text: &str, close: char, depth: usize) -> Option<(String, &str)> {
-    let (inner, rest) = members(text, close, |rest| value(rest, depth + 1))?;
-    Some((format!("[{inner}]"), rest))
-}
-
 fn dictionary(text: &str, depth: usize) -> Option<(String, &str)> {
-    let (inner, rest) = members(text, '}', |rest| {
+    members(text, '}', |rest| {
         let (key, after) = value(rest, depth + 1)?;
         let key = if key.starts_with('"') { key } else { quoted(&key) };
         let (value, after) = value(after.trim_start().strip_prefix(':')?, depth + 1)?;
         Some((format!("{key}: {value}"), after))
-    })?;
-    Some((format!("{{{inner}}}"), rest))
+    })
 }
 
 #[cfg(test)]

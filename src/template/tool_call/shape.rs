@@ -42,7 +42,9 @@ pub fn shapes(schema: ArgumentSchema<'_>) -> Result<Vec<Shape>, String> {
     let Some(node) = schema.node() else { return Ok(vec![Shape::default()]) };
     match node.get("anyOf").and_then(Value::as_array) {
         Some(options) if node.get("properties").is_none() && node.get("required").is_none() => {
-            options.iter().filter_map(|option| schema.at(Some(option)).node()).map(shape).collect()
+            let options = options.iter().map(|option| schema.at(Some(option)));
+            let objects = options.filter(|option| option.types().object || option.types().is_unknown());
+            objects.filter_map(ArgumentSchema::node).map(shape).collect()
         }
         _ => Ok(vec![shape(node)?]),
     }

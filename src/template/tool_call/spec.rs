@@ -18,7 +18,7 @@ pub struct ToolCallSpec {
     pub signs: &'static [&'static [&'static str]],
     /// The markers that begin a span of calls; grammars write the first.
     pub openers: &'static [&'static str],
-    /// Further markers that begin calls, which grammars neither write nor rule out.
+    /// Further markers that begin calls, which grammars neither write nor rule out where several calls may be: nothing counts these.
     pub unwritten_openers: &'static [&'static str],
     /// Further markers that a tokenizer may have as tokens of their own.
     pub marks: &'static [&'static str],

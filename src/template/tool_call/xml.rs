@@ -7,7 +7,7 @@
 use super::arguments::Tagging;
 use super::coerce::{ArgumentSchema, coerced};
 use super::json_text::{quoted, whole_value};
-use super::{CallError, CallParser, ObjectWriter, ParserResult, ParserStep, PieceSink, met};
+use super::{CallError, CallParser, HeldText, ObjectWriter, ParserResult, ParserStep, PieceSink, met};
 
 /// The tags of one format. A head is what stands between the beginning of a tag and its end: a name, which a quote ends, and
 /// attributes.
@@ -65,8 +65,7 @@ enum XmlState {
 pub struct XmlCalls {
     tags: &'static Tags,
     is_wrapped: bool,
-    place: XmlState,
-    held: String,
+    at: HeldText<XmlState>,
     name: String,
     /// Parameters so far; the last one is being read in `Value`.
     keys: Vec<String>,
@@ -93,8 +92,7 @@ impl XmlCalls {
         Self {
             tags,
             is_wrapped,
-            place: if is_wrapped { XmlState::Open } else { XmlState::Name },
-            held: String::new(),
+            at: HeldText::new(if is_wrapped { XmlState::Open } else { XmlState::Name }),
             name: String::new(),
             keys: Vec::new(),
             attributes: String::new(),
@@ -103,16 +101,13 @@ impl XmlCalls {
     }
 
     fn take_open(&mut self) -> ParserResult {
-        if met(&self.held, &[self.tags.call])?.is_some() {
-            self.held.clear();
-            self.place = XmlState::Name;
-        }
-        Ok(ParserStep::More)
+        let is_met = met(&self.at.text, &[self.tags.call])?.is_some();
+        if is_met { self.at.enter(XmlState::Name) } else { Ok(ParserStep::More) }
     }
 
     fn take_name(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
-        let Some(head) = self.held.strip_suffix(self.tags.head_end) else {
-            return if self.held.len() > MAX_KEY || c == '\n' {
+        let Some(head) = self.at.text.strip_suffix(self.tags.head_end) else {
+            return if self.at.text.len() > MAX_KEY || c == '\n' {
                 Err(CallError::Malformed)
             } else {
                 Ok(ParserStep::More)
@@ -120,17 +115,13 @@ impl XmlCalls {
         };
         self.name = split_head(head).0.to_owned();
         sink.name(&self.name)?;
-        self.held.clear();
-        self.place = XmlState::Body;
-        Ok(ParserStep::More)
+        self.at.enter(XmlState::Body)
     }
 
     fn take_body(&mut self) -> ParserResult {
-        let held = self.held.trim_start();
+        let held = self.at.text.trim_start();
         if held == self.tags.tagging.end {
-            self.held.clear();
-            self.place = XmlState::Closing;
-            return Ok(ParserStep::More);
+            return self.at.enter(XmlState::Closing);
         }
         if let Some(head) = held.strip_prefix(self.tags.tagging.before_key) {
             let is_too_long = head.len() > MAX_KEY;
@@ -138,8 +129,7 @@ impl XmlCalls {
                 let (key, attributes) = split_head(head);
                 self.keys.push(key.to_owned());
                 self.attributes = attributes.to_owned();
-                self.held.clear();
-                self.place = XmlState::Value;
+                self.at.enter(XmlState::Value)?;
             }
             return if is_too_long { Err(CallError::Malformed) } else { Ok(ParserStep::More) };
         }
@@ -163,11 +153,11 @@ impl XmlCalls {
             }
             XmlNext::Call => {
                 self.writer.end(sink);
-                self.begin_next();
+                return self.begin_next();
             }
             XmlNext::Section => {
                 self.writer.end(sink);
-                self.place = XmlState::Closing;
+                self.at.place = XmlState::Closing;
                 if self.is_wrapped {
                     return Ok(ParserStep::Done(String::new()));
                 }
@@ -176,10 +166,9 @@ impl XmlCalls {
         Ok(ParserStep::More)
     }
 
-    fn begin_next(&mut self) {
-        self.held.clear();
+    fn begin_next(&mut self) -> ParserResult {
         self.keys.clear();
-        self.place = XmlState::Name;
+        self.at.enter(XmlState::Name)
     }
 
     /// The text in front of a value's close tag, which the given text ends with.
@@ -192,14 +181,15 @@ impl XmlCalls {
     /// The value's length and the next parameter, when the text ends with a close tag and the tag of a parameter that has
     /// not come yet.
     fn next_parameter(&self) -> Option<(usize, XmlNext)> {
-        let before_head = self.held.strip_suffix(self.tags.head_end)?;
+        let before_head = self.at.text.strip_suffix(self.tags.head_end)?;
         let parameter = self.tags.tagging.before_key;
-        let tail = floor_tail(before_head, parameter.len() + MAX_KEY);
-        let tag = before_head.len() - tail.len() + tail.rfind(parameter)?;
+        let longest = before_head.len().saturating_sub(parameter.len() + MAX_KEY);
+        let start = before_head.floor_char_boundary(longest);
+        let tag = start + before_head[start..].rfind(parameter)?;
         let (key, attributes) = split_head(&before_head[tag + parameter.len()..]);
         let is_key =
             !key.is_empty() && !key.contains(['<', '>', '\n']) && !self.keys.iter().any(|seen| seen == key);
-        let before = self.value_before(&self.held[..tag])?;
+        let before = self.value_before(&self.at.text[..tag])?;
         let next = XmlNext::Parameter { key: key.to_owned(), attributes: attributes.to_owned() };
         is_key.then_some((before.len(), next))
     }
@@ -207,7 +197,7 @@ impl XmlCalls {
     /// The value's length, when the text ends with all that ends a call.
     fn end_of_call(&self, with_wrapper: bool) -> Option<(usize, XmlNext)> {
         let Tags { call, section_end, is_many, tagging, .. } = self.tags;
-        let text = self.held.trim_end();
+        let text = self.at.text.trim_end();
         let (text, next) = match with_wrapper {
             false => (text, XmlNext::Section),
             true => match text.strip_suffix(section_end) {
@@ -221,7 +211,7 @@ impl XmlCalls {
     }
 
     fn end_value(&mut self, len: usize, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
-        let mut text = std::mem::take(&mut self.held);
+        let mut text = std::mem::take(&mut self.at.text);
         text.truncate(len);
         let key = self.keys.last().ok_or(CallError::Malformed)?;
         let parameters = &sink.tools.get(&self.name).ok_or(CallError::Malformed)?.parameters;
@@ -266,19 +256,18 @@ impl XmlCalls {
     fn take_closing(&mut self, sink: &mut PieceSink<'_>) -> ParserResult {
         let Tags { call, section_end, is_many, .. } = self.tags;
         let next_call = if *is_many && self.is_wrapped { call } else { "" };
-        match met(&self.held, &[section_end, next_call]) {
+        match met(&self.at.text, &[section_end, next_call]) {
             Ok(Some(0)) => {
                 self.end_open(sink);
                 Ok(ParserStep::Done(String::new()))
             }
             Ok(Some(_)) => {
                 self.end_open(sink);
-                self.begin_next();
-                Ok(ParserStep::More)
+                self.begin_next()
             }
             Ok(None) if !section_end.is_empty() => Ok(ParserStep::More),
             _ if self.is_wrapped => Err(CallError::Malformed),
-            _ => Ok(ParserStep::Done(std::mem::take(&mut self.held))),
+            _ => Ok(ParserStep::Done(std::mem::take(&mut self.at.text))),
         }
     }
 
@@ -291,13 +280,13 @@ impl XmlCalls {
 
 impl CallParser for XmlCalls {
     fn take(&mut self, c: char, sink: &mut PieceSink<'_>) -> ParserResult {
-        self.held.push(c);
-        match self.place {
+        self.at.text.push(c);
+        match self.at.place {
             XmlState::Open => self.take_open(),
             XmlState::Name => self.take_name(c, sink),
             XmlState::Body => {
                 let step = self.take_body();
-                if self.place == XmlState::Closing && !self.is_wrapped {
+                if self.at.place == XmlState::Closing && !self.is_wrapped {
                     self.writer.end(sink);
                 }
                 step
@@ -308,7 +297,7 @@ impl CallParser for XmlCalls {
     }
 
     fn finish(&mut self, is_cut: bool, sink: &mut PieceSink<'_>) -> Result<(), CallError> {
-        let is_whole = match self.place {
+        let is_whole = match self.at.place {
             XmlState::Closing => true,
             XmlState::Value if !is_cut => match self.end_of_call(false) {
                 Some((end, _)) => {
@@ -331,15 +320,6 @@ impl CallParser for XmlCalls {
 fn split_head(head: &str) -> (&str, &str) {
     let (name, attributes) = head.split_once('"').unwrap_or((head, ""));
     (name.trim(), attributes)
-}
-
-/// The last `len` bytes or a little less, from a character boundary.
-fn floor_tail(text: &str, len: usize) -> &str {
-    let mut start = text.len().saturating_sub(len);
-    while !text.is_char_boundary(start) {
-        start += 1;
-    }
-    &text[start..]
 }
 
 /// Without the line break that the template sets behind the opening tag and before the closing one.

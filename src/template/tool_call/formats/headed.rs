@@ -13,14 +13,13 @@ pub const HARMONY: ToolCallSpec = ToolCallSpec {
     call: |_, writer, tool, _| {
         let name = &tool.name;
         let json = format!("({} | {})?", writer.literal(" <|constrain|>json"), writer.literal(" json"));
-        let to = format!(
-            "({} | {})",
-            writer.literal(&format!("<|channel|>commentary to=functions.{name}")),
-            writer.literal(&format!(" to=functions.{name}<|channel|>commentary")),
-        );
+        let to = ["commentary", "analysis"].map(|channel| {
+            let behind = writer.literal(&format!("<|channel|>{channel} to=functions.{name}"));
+            format!("{behind} | {}", writer.literal(&format!(" to=functions.{name}<|channel|>{channel}")))
+        });
         let arguments = writer.json_arguments(tool);
         let end = writer.literal("<|call|>");
-        format!("{to} {json} {} {arguments} ({end})?", writer.literal("<|message|>"))
+        format!("({}) {json} {} {arguments} ({end})?", to.join(" | "), writer.literal("<|message|>"))
     },
     ..ToolCallSpec::PLAIN
 };

@@ -72,7 +72,7 @@ pub const COMMAND_R: ToolCallSpec = ToolCallSpec {
     signs: &[&["Action:", "```json", "\"tool_name\": "]],
     openers: &["Action:\n```json"],
     end: "```",
-    frame: Frame { open: "\n[\n", separator: Some(",\n"), close: "\n]```", ..Frame::PLAIN },
+    frame: Frame { open: "\n[\n", separator: Some(",\n"), close: "\n]\n```", ..Frame::PLAIN },
     call: |_, writer, tool, _| {
         let between = ",\n        \"parameters\": ";
         writer.object_call(tool, ["    {\n        \"tool_name\": ", between, "\n    }"])
@@ -110,9 +110,14 @@ pub const LLAMA3: ToolCallSpec = ToolCallSpec {
     ..ToolCallSpec::new("llama3", &[&["{\"name\": ", "\"parameters\": ", "ipython"]], &["<|python_tag|>"], "")
 };
 
-/// `[TOOL_CALLS][{"name": ..., "arguments": {...}}]` (Mistral v2 to v7)
+/// `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, perhaps with `"id"` (Mistral v2 to v7)
 pub const MISTRAL: ToolCallSpec = ToolCallSpec {
     frame: Frame { open: " [", ..Frame::LIST },
+    call: |_, writer, tool, _| {
+        let call = writer.object_call(tool, ["{\"name\": ", ", \"arguments\": ", ""]);
+        let (before, id) = (writer.markup(", \"id\": "), writer.terminal("/\"[a-zA-Z0-9]{9}\"/"));
+        format!("{call} ({before} {id})? \"}}\"")
+    },
     notation: Notation::Own(|_| Box::new(JsonOr::new(|| Box::new(NamedJson::new(&MISTRAL_MARKS, ""))))),
     ..ToolCallSpec::new("mistral", &[&["[TOOL_CALLS]"]], &["[TOOL_CALLS]"], "")
 };
