@@ -60,6 +60,7 @@ fn config(root: &Path) -> DiskConfig {
         fingerprint: "f00d".to_owned(),
         description: json!({"weights": "toy", "kv_type": "f16"}),
         queue_bytes: 256 << 20,
+        vault: None,
     }
 }
 
