@@ -372,3 +372,167 @@ fn read_master(path: &Path, is_new: bool) -> io::Result<Result<SealKey, String>>
     };
     Ok(SealKey::of(&bytes).ok_or_else(|| format!("{} bytes instead of {KEY_BYTES}", bytes.len())))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: KeyId = KeyId([7; 32]);
+
+    fn scratch() -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let keys = folder.path().join("a/keys");
+        (folder, keys)
+    }
+
+    fn open(keys: &Path) -> Vault {
+        Vault::open(keys, None).expect("opened")
+    }
+
+    fn refused(keys: &Path, secret: Option<&[u8]>) -> String {
+        Vault::open(keys, secret).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn what_is_sealed_opens_with_the_same_key_and_context_only() {
+        let (_folder, keys) = scratch();
+        let key = open(&keys).key_or_new(KeyKind::Session, ID).expect("a key");
+        let again = open(&keys).key(KeyKind::Session, ID).expect("after a restart");
+        let sealed = key.seal(b"line 1", b"text");
+        assert_eq!(again.open(b"line 1", sealed.clone()).as_deref(), Some(&b"text"[..]));
+        assert_eq!(again.open(b"line 2", sealed.clone()), None);
+        assert_ne!(sealed, key.seal(b"line 1", b"text"), "another nonce");
+        for at in 0..sealed.len() {
+            let mut damaged = sealed.clone();
+            damaged[at] ^= 1;
+            assert_eq!(again.open(b"line 1", damaged), None, "byte {at}");
+            assert_eq!(again.open(b"line 1", sealed[..at].to_vec()), None, "cut at {at}");
+        }
+        let other = open(&keys).key_or_new(KeyKind::Image, ID).expect("a key");
+        assert_eq!(other.open(b"line 1", sealed), None, "of another kind");
+    }
+
+    #[test]
+    fn each_byte_of_a_sealed_file_counts() {
+        let (_folder, keys) = scratch();
+        let vault = open(&keys);
+        let sealed = vault.seal_file(KeyKind::Page, ID, b"head and secret", 4).expect("sealed");
+        assert_eq!(&sealed[SEALED_HEADER..SEALED_HEADER + 4], b"head");
+        assert!(!sealed.windows(6).any(|window| window == b"secret"));
+        assert_eq!(sealed_id(&sealed[..SEALED_HEADER]), Some(ID));
+        let mut opened = sealed.clone();
+        vault.open_file(KeyKind::Page, &mut opened).expect("opens");
+        assert_eq!(&opened[SEALED_HEADER..], b"head and secret");
+        for at in 0..sealed.len() {
+            let mut damaged = sealed.clone();
+            damaged[at] ^= 0x10;
+            vault.open_file(KeyKind::Page, &mut damaged).expect_err("damaged");
+            vault.open_file(KeyKind::Page, &mut sealed[..at].to_vec()).expect_err("cut");
+        }
+        let without = open_any(None, KeyKind::Page, &mut sealed.clone()).expect_err("no keys");
+        assert!(without.contains("--encrypt"), "{without}");
+        assert_eq!(open_any(None, KeyKind::Page, &mut b"plain".to_vec()), Ok(0..5));
+    }
+
+    #[test]
+    fn an_erased_key_opens_nothing_and_its_id_gets_another() {
+        let (_folder, keys) = scratch();
+        let vault = open(&keys);
+        let sealed = vault.seal_file(KeyKind::Rows, ID, b"secret", 0).expect("sealed");
+        vault.erase(KeyKind::Rows, ID).expect("erased");
+        vault.erase(KeyKind::Rows, ID).expect("a second time");
+        let gone = vault.open_file(KeyKind::Rows, &mut sealed.clone()).expect_err("gone");
+        assert!(gone.contains("it was erased"), "{gone}");
+        vault.key_or_new(KeyKind::Rows, ID).expect("another");
+        assert_eq!(
+            open(&keys).open_file(KeyKind::Rows, &mut sealed.clone()),
+            Err("it is damaged".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_damaged_key_is_said_to_be_and_a_cache_gets_a_new_one() {
+        let (_folder, keys) = scratch();
+        let vault = open(&keys);
+        vault.key_or_new(KeyKind::Page, ID).expect("a key");
+        let (path, context) = vault.place(KeyKind::Page, ID);
+        let whole = fs::read(&path).expect("there");
+        assert!(read_key(&whole, &vault.master, context.as_bytes()).is_some());
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1;
+            fs::write(&path, &damaged).expect("damaged");
+            let reason = vault.key(KeyKind::Page, ID).expect_err("damaged");
+            assert!(reason.ends_with(".key is damaged"), "{reason}");
+            assert!(read_key(&whole[..at], &vault.master, context.as_bytes()).is_none());
+        }
+        let new = vault.key_or_new(KeyKind::Page, ID).expect("a new one");
+        let sealed = new.seal(b"", b"x");
+        assert!(vault.key(KeyKind::Page, ID).expect("there").open(b"", sealed).is_some());
+    }
+
+    #[test]
+    fn another_master_key_is_refused_and_writes_nothing() {
+        let (_folder, keys) = scratch();
+        open(&keys).key_or_new(KeyKind::Session, ID).expect("a key");
+        let before = fs::read(keys.join(CHECK)).expect("there");
+        let master = fs::read(keys.join(MASTER)).expect("there");
+        assert_eq!(master.len(), KEY_BYTES);
+        fs::write(keys.join(MASTER), [1; KEY_BYTES]).expect("another");
+        assert!(refused(&keys, None).ends_with("are under another master key"));
+        fs::write(keys.join(MASTER), [1; 5]).expect("cut");
+        assert!(refused(&keys, None).ends_with("5 bytes instead of 32"));
+        fs::remove_file(keys.join(MASTER)).expect("lost");
+        assert!(refused(&keys, None).contains("it is missing"));
+        assert!(!keys.join(MASTER).exists(), "a new one would open nothing");
+        assert!(refused(&keys, Some(b"a secret of some length")).contains("another master key"));
+        assert_eq!(fs::read(keys.join(CHECK)).expect("there"), before);
+        fs::write(keys.join(MASTER), master).expect("put back");
+        open(&keys).key(KeyKind::Session, ID).expect("as before");
+    }
+
+    #[test]
+    fn a_secret_stands_for_the_master_file() {
+        let (_folder, keys) = scratch();
+        assert!(refused(&keys, Some(b"short")).contains("5 bytes is too short"));
+        let secret: &[u8] = b"0123456789abcdef";
+        let sealed = Vault::open(&keys, Some(secret)).expect("opened");
+        let sealed = sealed.seal_file(KeyKind::Page, ID, b"text", 0).expect("sealed");
+        assert!(!keys.join(MASTER).exists());
+        let again = Vault::open(&keys, Some(secret)).expect("opened");
+        again.open_file(KeyKind::Page, &mut sealed.clone()).expect("opens");
+        assert!(refused(&keys, Some(b"0123456789abcdeF")).contains("another master key"));
+        assert!(refused(&keys, None).contains("it is missing, and so is a secret"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn keys_are_for_their_owner_only() {
+        use std::os::unix::fs::PermissionsExt;
+        let (_folder, keys) = scratch();
+        open(&keys).key_or_new(KeyKind::Session, ID).expect("a key");
+        let mode = |path: &Path| fs::metadata(path).expect("there").permissions().mode() & 0o777;
+        let key = keys.join("session").join(format!("{ID}.key"));
+        assert_eq!([mode(&keys), mode(&keys.join("session"))], [0o700; 2]);
+        assert_eq!([mode(&keys.join(MASTER)), mode(&key)], [0o600; 2]);
+        for path in [keys.join(MASTER), keys.clone()] {
+            let before = mode(&path);
+            fs::set_permissions(&path, fs::Permissions::from_mode(before | 0o44)).expect("opened to others");
+            assert!(refused(&keys, None).contains("others may use it"), "{}", path.display());
+            fs::set_permissions(&path, fs::Permissions::from_mode(before)).expect("closed");
+        }
+    }
+
+    #[test]
+    fn processes_that_need_a_key_at_once_get_the_same() {
+        let (_folder, keys) = scratch();
+        let sealed: Vec<_> = std::thread::scope(|scope| {
+            let seal = || open(&keys).seal_file(KeyKind::Page, ID, b"text", 0).expect("sealed");
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(seal)).collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        });
+        for mut file in sealed {
+            open(&keys).open_file(KeyKind::Page, &mut file).expect("opens");
+        }
+    }
+}

@@ -53,7 +53,8 @@ pub fn is_on() -> bool {
 
 /// Returns the folder for a text that another program edits: that of the keys, which is in no backup, if there is one.
 pub fn draft_folder() -> PathBuf {
-    ASKED.get().map_or_else(std::env::temp_dir, |asked| asked.folder.clone())
+    let keys = ASKED.get().map(|asked| asked.folder.clone()).filter(|folder| folder.exists());
+    keys.unwrap_or_else(std::env::temp_dir)
 }
 
 /// Returns the flags with which another process opens the same keys.

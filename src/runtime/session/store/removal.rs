@@ -144,7 +144,8 @@ impl SessionStore {
         let (pages, images) = self.told_in(&folder);
         let transcript = read_transcript(&folder.join(TRANSCRIPT), name)?;
         let named = named_in(&transcript).collect();
-        self.save_blobs(&named, &writer.saved().blobs.clone(), || writer.seal_anew(vault))?;
+        let (blobs, bodies) = (writer.saved().blobs.clone(), writer.bodies()?);
+        self.save_blobs(&named, &blobs, || writer.seal_anew(vault, &bodies))?;
         self.collect_blobs()?;
         // Of all sessions: none may stay in plain text for the sake of another.
         let Some(kv) = &self.kv else { return Ok(true) };
@@ -161,11 +162,15 @@ impl SessionStore {
         let mut writer = self.open(name)?;
         let folder = self.path(name);
         let before = folder_bytes(&folder);
-        let kv = writer.compact()?;
+        let mut kv = writer.compact()?;
+        let mut is_alone = true;
         for path in transcripts(&folder).into_iter().filter(|path| !path.ends_with(TRANSCRIPT)) {
             fs::remove_file(&path).map_err(|error| io_error(&path, &error))?;
+            is_alone = false;
         }
-        self.vault.as_ref().map_or(Ok(()), |vault| writer.seal_anew(vault))?;
+        if !is_alone && self.vault.is_some() {
+            writer.compact()?; // once more, because the key stayed for the sake of the copies
+        }
         let kv = Forgotten { num_images: kv.num_images + self.collect_blobs()?, ..kv };
         let num_bytes = before.saturating_sub(folder_bytes(&folder));
         Ok(Purged { num_bytes, kv })

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::folder::{self, Lock, MAX_FILE_BYTES, io_error};
+use super::folder::{self, Lock, MAX_FILE_BYTES, io_error, transcripts};
 use super::log::Log;
 use super::record::{LogRecord, StoredTurnRecord, Version};
 use super::removal::Forgotten;
@@ -78,13 +78,12 @@ impl SessionWriter {
 
     /// Rewrites the file under a new key, and erases the one before it: what it has sealed cannot be read from then on, in copies
     /// too. A plain file becomes a sealed one.
-    pub(super) fn seal_anew(&mut self, vault: &Vault) -> Result<()> {
-        let bodies = self.bodies()?;
-        self.check_length(num_bytes(&bodies, true))?;
+    pub(super) fn seal_anew(&mut self, vault: &Vault, bodies: &[String]) -> Result<()> {
+        self.check_length(num_bytes(bodies, true))?;
         let path = self.folder.join(TRANSCRIPT);
         let io = |error: io::Error| io_error(&path, &error);
         let seal = SessionSeal::create(vault, self.log.seal().map(|seal| seal.id)).map_err(io)?;
-        self.rewrite_sealed(&bodies, Some(seal))?;
+        self.rewrite_sealed(bodies, Some(seal))?;
         self.store.erase_replaced(self.log.seal()).map_err(io)
     }
 
@@ -171,14 +170,17 @@ impl SessionWriter {
     }
 
     /// Rewrites the file without rewound turns, and removes KV that only they used. A crash leaves the old or the new file,
-    /// both whole.
+    /// both whole. A sealed file gets another key, unless a damaged copy beside it needs the old one.
     ///
     /// # Errors
     /// [`Error::Store`]; the session continues in the old file.
     pub fn compact(&mut self) -> Result<Forgotten> {
         let told = self.store.told_in(&self.folder);
         let bodies = self.needed();
-        self.rewrite(&bodies)?;
+        match self.store.vault.clone().filter(|_| self.is_sealed() && transcripts(&self.folder).len() == 1) {
+            Some(vault) => self.seal_anew(&vault, &bodies)?,
+            None => self.rewrite(&bodies)?,
+        }
         Ok(self.store.forget(told))
     }
 
@@ -223,7 +225,7 @@ impl SessionWriter {
     }
 
     /// Returns the lines of the file.
-    fn bodies(&self) -> Result<Vec<String>> {
+    pub(super) fn bodies(&self) -> Result<Vec<String>> {
         let path = self.folder.join(TRANSCRIPT);
         let bytes = super::read_transcript(&path, &self.name)?;
         let opened = sealing::open(&log::scan(&bytes).bodies, self.store.vault.as_ref());

@@ -237,7 +237,7 @@ mod tests {
         bytes[70] ^= 1;
         fs::write(&path, bytes).expect("written");
         assert!(folder.read(key(2), 4).is_none() && !path.exists());
-        forget_images(root.path(), [key(3), key(9)]).expect("removed");
+        forget_images(root.path(), [key(3), key(9)], None).expect("removed");
         assert!(folder.read(key(3), 4).is_none());
     }
 }
