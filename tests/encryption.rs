@@ -45,8 +45,7 @@ fn seeing(content: &[u8], added: Vec<u32>) -> (StoredTurn, Blobs) {
     blobs.keep(&files);
     let (sha256, media_type) = (hash.to_string(), "image/png".to_owned());
     let image = ImageRef { sha256, width: 2, height: 1, media_type, name: None };
-    let question =
-        Message { content: Some(Content::Parts(vec![image.to_part()])), ..Message::user("") };
+    let question = Message { content: Some(Content::Parts(vec![image.to_part()])), ..Message::user("") };
     let span = ImageSpan { rows: 1..3, key: KEY, first: 0, grid: [1, 2] };
     let turn = StoredTurn {
         messages: vec![question, Message::assistant("a dot")],
@@ -284,7 +283,10 @@ fn what_was_removed_cannot_be_read_from_a_copy() {
     let store = home.store();
     for session in ["a", "c"] {
         let gone = refusal(store.read(&name(session)));
-        assert!(gone.contains(&format!("session \"{session}\" is encrypted, and its key is not in")), "{gone}");
+        assert!(
+            gone.contains(&format!("session \"{session}\" is encrypted, and its key is not in")),
+            "{gone}"
+        );
         assert!(gone.contains("it was erased"), "{gone}");
         assert_eq!(refusal(store.open(&name(session)).map(drop)), gone);
     }
@@ -502,14 +504,16 @@ fn pages_that_make_room_lose_their_keys_and_kept_ones_do_not() {
     let home = Home::new();
     let kept = tokens(1, 2);
     save(&home.pages(true), &kept);
-    let prompt = WarmPrompt::new("p".to_owned(), "m".to_owned(), 1, names(&kept).collect()).expect("a prompt");
+    let prompt =
+        WarmPrompt::new("p".to_owned(), "m".to_owned(), 1, names(&kept).collect()).expect("a prompt");
     prompt.keep(&home.path("data/kv")).expect("kept");
     let limit_bytes = 10 * (PAYLOAD as u64 + 400);
     let store =
         DiskStore::open(DiskConfig { limit_bytes, ..home.config(Some(home.vault())) }).expect("opened");
     (2..40).for_each(|text| save(&store, &tokens(text, 1)));
     assert!(store.stats().removed_pages > 20);
-    let num_pages = home.files().keys().filter(|path| path.extension().is_some_and(|end| end == "kv")).count();
+    let num_pages =
+        home.files().keys().filter(|path| path.extension().is_some_and(|end| end == "kv")).count();
     assert_eq!(home.num_keys("page"), num_pages, "a key for each page that is there");
     assert_eq!(missing(&home.pages(true), &kept), []);
     // A session that begins with the prompt goes without it.
@@ -530,7 +534,7 @@ fn child_that_encrypts() {
     let store = SessionStore::new(root.join("data/sessions")).with_kv(Some(root.join("data/kv")));
     let store = store.with_vault(Some(vault));
     let mut writer = store.open_or_create(&name("a"), &model()).expect("opened");
-    let mut say = |line: String| {
+    let say = |line: String| {
         let mut out = std::io::stdout();
         writeln!(out, "\n{line}").and_then(|()| out.flush()).expect("a pipe");
     };
@@ -676,5 +680,7 @@ fn flags_variables_and_commands_for_keys() {
     let import = [&["sessions", "import", "p.zst", "--as", "q"], &keys[..]].concat();
     place.run(&import).check(0, "");
     place.run(&["sessions", "show", "q"]).check(65, "is encrypted");
-    place.run(&[&["sessions", "import", "-", "--as", "r"], &keys[..]].concat()).check(2, "name the file instead");
+    place
+        .run(&[&["sessions", "import", "-", "--as", "r"], &keys[..]].concat())
+        .check(2, "name the file instead");
 }

@@ -83,14 +83,9 @@ impl KeyId {
 
     /// Parses what `Display` writes.
     pub fn from_hex(hex: &str) -> Option<Self> {
-        let mut id = [0; 32];
-        if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return None;
-        }
-        for (at, byte) in id.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).ok()?;
-        }
-        Some(Self(id))
+        let digits = hex.chars().map(|digit| Some(digit.to_digit(16)? as u8)).collect::<Option<Vec<u8>>>()?;
+        let bytes: Vec<u8> = digits.as_chunks().0.iter().map(|[high, low]| high << 4 | low).collect();
+        bytes.try_into().ok().filter(|_| digits.len() == 64).map(Self)
     }
 }
 
@@ -117,8 +112,7 @@ impl SealKey {
 
     /// Returns nonce, tag and the encrypted bytes. `context` is bound to them and has to be given again.
     pub fn seal(&self, context: &[u8], plain: &[u8]) -> Vec<u8> {
-        let mut sealed = vec![0; SEAL_BYTES];
-        sealed.extend_from_slice(plain);
+        let mut sealed = [&[0; SEAL_BYTES], plain].concat();
         let (head, text) = sealed.split_at_mut(SEAL_BYTES);
         self.seal_in_place(context, head, text);
         sealed
@@ -283,13 +277,8 @@ impl Vault {
     /// Errors of the file system: there has to be a key first.
     pub fn seal_file(&self, kind: KeyKind, id: KeyId, plain: &[u8], num_clear: usize) -> io::Result<Vec<u8>> {
         let key = self.key_or_new(kind, id)?;
-        let mut file = Vec::with_capacity(SEALED_HEADER + plain.len());
-        file.extend_from_slice(FILE_MAGIC);
-        file.extend_from_slice(&FILE_VERSION.to_le_bytes());
-        file.extend_from_slice(&(num_clear as u32).to_le_bytes());
-        file.extend_from_slice(&id.0);
-        file.resize(SEALED_HEADER, 0);
-        file.extend_from_slice(plain);
+        let numbers = [FILE_VERSION, num_clear as u32].map(u32::to_le_bytes).concat();
+        let mut file = [FILE_MAGIC, &numbers[..], &id.0, &[0; SEAL_BYTES], plain].concat();
         let (header, content) = file.split_at_mut(SEALED_HEADER);
         let (clear, text) = content.split_at_mut(num_clear);
         let (context, head) = header.split_at_mut(FILE_ID.end);
@@ -482,11 +471,12 @@ mod tests {
         assert!(refused(&keys, None).ends_with("are under another master key"));
         fs::write(keys.join(MASTER), [1; 5]).expect("cut");
         assert!(refused(&keys, None).ends_with("5 bytes instead of 32"));
-        fs::remove_file(keys.join(MASTER)).expect("lost");
+        fs::rename(keys.join(MASTER), keys.join("lost")).expect("lost");
         assert!(refused(&keys, None).contains("it is missing"));
         assert!(!keys.join(MASTER).exists(), "a new one would open nothing");
         assert!(refused(&keys, Some(b"a secret of some length")).contains("another master key"));
         assert_eq!(fs::read(keys.join(CHECK)).expect("there"), before);
+        fs::rename(keys.join("lost"), keys.join(MASTER)).expect("found");
         fs::write(keys.join(MASTER), master).expect("put back");
         open(&keys).key(KeyKind::Session, ID).expect("as before");
     }

@@ -390,7 +390,7 @@ impl SessionStore {
             Ok((log, lock))
         });
         let saved = self.with_blobs(saved);
-        let (log, lock) = made.inspect_err(|_| drop(fs::remove_dir_all(&draft)))?;
+        let (log, lock) = made.inspect_err(|_| drop(self.erase_folder(&draft)))?;
         let (store, name, folder, notices) = (self.clone(), name.clone(), self.path(name), Vec::new());
         Ok(SessionWriter::new(OpenedSession { store, name, folder, log, saved, notices, lock }))
     }

@@ -162,7 +162,7 @@ impl SessionStore {
         let mut writer = self.open(name)?;
         let folder = self.path(name);
         let before = folder_bytes(&folder);
-        let mut kv = writer.compact()?;
+        let kv = writer.compact()?;
         let mut is_alone = true;
         for path in transcripts(&folder).into_iter().filter(|path| !path.ends_with(TRANSCRIPT)) {
             fs::remove_file(&path).map_err(|error| io_error(&path, &error))?;
