@@ -63,8 +63,11 @@ const MODELS_LAYERS: &[&[&str]] = &[
 ];
 
 /// Inside base.
-const BASE_LAYERS: &[&[&str]] =
-    &[&["read", "sampling"], &["error", "notice"], &["columns", "machine", "private_files", "units"]];
+const BASE_LAYERS: &[&[&str]] = &[
+    &["read", "sampling", "vault"],
+    &["error", "notice"],
+    &["columns", "machine", "private_files", "units"],
+];
 
 /// Inside cli.
 const CLI_LAYERS: &[&[&str]] = &[

@@ -281,6 +281,7 @@ fn rewinding_forking_and_the_disk_are_refused_or_left_alone() {
             fingerprint: "f".repeat(64),
             description: json!({}),
             queue_bytes: DEFAULT_QUEUE_BYTES,
+            vault: None,
         })
         .expect("a store"),
     );

@@ -208,7 +208,7 @@ fn mistakes_are_exit_78_with_positions_and_suggestions() {
 
 /// Flags that a project's file may not set.
 const PERSONAL: &str = "access-log allow-delete allow-pull allow-tool allowed-host api-key-file baseline batch branches chat-template check config connect \
-    compare continue cors-origin endpoint endpoint-key-env endpoint-key-file engine engine-cache-salt ephemeral force grammar host imatrix image image-urls \
+    compare continue cors-origin encrypt encrypt-key-command endpoint endpoint-key-env endpoint-key-file engine engine-cache-salt ephemeral force grammar host imatrix image image-urls \
     input insecure-no-auth kv-disk lora mcp-config mmproj models-folder name new offline ollama-port out owner packed-disk plot prompt-file record refuse-special-tokens \
     remove resume role save schema self session share-sessions system-file tools trace uds var warm with-kv yes";
 

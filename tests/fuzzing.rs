@@ -13,6 +13,7 @@ mod server;
 mod targets;
 
 use targets::TARGETS;
+pub use targets::framed;
 
 use crate::common::prelude::*;
 

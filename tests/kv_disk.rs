@@ -60,6 +60,7 @@ fn config(root: &Path) -> DiskConfig {
         fingerprint: "f00d".to_owned(),
         description: json!({"weights": "toy", "kv_type": "f16"}),
         queue_bytes: 256 << 20,
+        vault: None,
     }
 }
 
@@ -490,7 +491,7 @@ fn pages_of_prompts_computed_ahead_stay_until_no_prompt_has_them() {
     drop(store);
     // Sessions that began with them are removed.
     let forgotten = [name(0), name(7)].into();
-    assert_eq!(forget(&root, &forgotten).expect("removed"), 2, "page 7, and page 8 that follows it");
+    assert_eq!(forget(&root, &forgotten, None).expect("removed"), 2, "page 7, and page 8 that follows it");
     long.remove(&root).expect("released");
     let (left, faults) = WarmPrompt::read_all(&root);
     assert_eq!((left, faults), (vec![short.clone()], vec![]));
@@ -501,7 +502,7 @@ fn pages_of_prompts_computed_ahead_stay_until_no_prompt_has_them() {
     drop(store);
     short.remove(&root).expect("released");
     assert_eq!(pinned_bytes(&root).expect("read"), 0);
-    assert_eq!(forget(&root, &[name(0)].into()).expect("removed"), 2);
+    assert_eq!(forget(&root, &[name(0)].into(), None).expect("removed"), 2);
 }
 
 #[test]

@@ -24,6 +24,7 @@ fn store(root: &Path, fingerprint: &str, limit_bytes: u64) -> DiskStore {
         fingerprint: fingerprint.to_owned(),
         description: json!({ "model": fingerprint }),
         queue_bytes: DEFAULT_QUEUE_BYTES,
+        vault: None,
     })
     .expect("a store")
 }

@@ -16,6 +16,7 @@ mod deepseek_gguf;
 mod dialects;
 mod docs;
 mod embedder;
+mod encryption;
 mod endpoint;
 mod engine;
 mod engine_models;

@@ -60,6 +60,7 @@ impl Home {
             fingerprint: model.hex.clone(),
             description: model.facts.clone(),
             queue_bytes: 1 << 20,
+            vault: None,
         });
         let (store, mut parent) = (store.expect("opened"), None);
         for (number, name) in names(tokens).enumerate() {

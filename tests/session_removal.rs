@@ -58,6 +58,7 @@ impl Place {
                 fingerprint: fingerprint.to_owned(),
                 description: serde_json::json!({}),
                 queue_bytes: 1 << 20,
+                vault: None,
             });
             let store = store.expect("opened");
             let mut parent = None;

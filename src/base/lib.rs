@@ -9,6 +9,7 @@ pub mod private_files;
 pub mod read;
 pub mod sampling;
 pub mod units;
+pub mod vault;
 
 pub use error::{Error, GrammarError, LoadError, ModelCandidate, Result, StoreCause, StoreError, panic_text};
 pub use notice::Notice;
@@ -16,3 +17,4 @@ pub use sampling::{
     DRY_SEQUENCE_BREAKERS, FREE_TEXT, GivenSampling, SAMPLING, SamplerStep, Sampling, SamplingNumber,
     SamplingNumbers, SamplingParameter, TopK,
 };
+pub use vault::Vault;

@@ -163,7 +163,8 @@ fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
     }
     let context =
         CommandContext { config: &config, places: &places, terminal: &terminal, definition: &command };
-    dispatch(cli.command, context).unwrap_or_else(|error| {
+    let begun = sessions::encryption::begin(&cli.global);
+    begun.and_then(|()| dispatch(cli.command, context)).unwrap_or_else(|error| {
         let error = origins.name(error);
         terminal.error(&error);
         Exit::from(error.kind)

@@ -44,7 +44,7 @@ use crate::cli::terminal::input::read_file;
 use crate::cli::terminal::signal::Graceful;
 use llmctl_base::private_files;
 use llmctl_engine::http_engine::{HttpEngine, HttpEngineSettings, WhenLost};
-use llmctl_engine::session::store::{ModelFingerprint, SessionStore};
+use llmctl_engine::session::store::ModelFingerprint;
 use llmctl_engine::{EngineClient, EngineTransport, LoopGuard};
 use llmctl_models::hints::Frontend;
 use llmctl_models::load::Pooling;
@@ -507,7 +507,7 @@ impl RunningServer {
         let tools = tools::begin(args, &server, terminal)?;
         import_warm(args, terminal, places)?;
         let (stop, stops) = mpsc::channel();
-        let shared = shared(args, observer.clone(), terminal, places);
+        let shared = shared(args, observer.clone(), terminal, places)?;
         let downloads = CacheDownloads {
             places: places.clone(),
             aliases: args.model.aliases.clone(),
@@ -615,13 +615,19 @@ fn finish(
 }
 
 /// Creates what all models of the server share.
-fn shared(args: &ServeArgs, observer: Observer, terminal: &Terminal, places: &Places) -> ServerShared {
-    let store = places.sessions().map(|root| SessionStore::new(root).with_kv(places.kv()));
+fn shared(
+    args: &ServeArgs,
+    observer: Observer,
+    terminal: &Terminal,
+    places: &Places,
+) -> Result<ServerShared, CommandError> {
+    let store = places.sessions().map(|_| sessions::store(places)).transpose()?;
     if let Err(obstacle) = places.check(KeptFiles::Sessions) {
         let end = if store.is_none() { "they end with the server" } else { "requests with a session fail" };
         terminal.warn(format!("{obstacle}; {end}"));
     }
-    ServerShared::new(store, observer, args.capacity.options(&args.engine).sharing.max_sessions)
+    let max_sessions = args.capacity.options(&args.engine).sharing.max_sessions;
+    Ok(ServerShared::new(store, observer, max_sessions))
 }
 
 /// Imports the prompts of `--warm`.

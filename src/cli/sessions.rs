@@ -6,6 +6,7 @@
 //! nothing else.
 
 pub mod archive;
+pub mod encryption;
 mod export;
 mod listing;
 mod removal;
@@ -127,6 +128,12 @@ pub enum SessionsCommand {
         #[arg(value_name = "NAME")]
         name: String,
     },
+    /// Encrypt a session that was begun without --encrypt, with its branches and images; its KV is computed again
+    Encrypt {
+        /// The session
+        #[arg(value_name = "NAME")]
+        name: String,
+    },
     /// Keep the lines before the first damaged one of a session's file, and the damaged file beside it
     Repair {
         /// The session
@@ -204,6 +211,7 @@ pub fn run(
             let names = names.iter().map(|name| parse(name)).collect::<Result<Vec<_>, _>>()?;
             removal::remove(names, &removal::Asked { branches, yes }, &store)?
         }
+        SessionsCommand::Encrypt { name } => encrypt(&parse(&name)?, &store)?,
         SessionsCommand::Purge { name } => removal::purge(&parse(&name)?, &store)?,
         SessionsCommand::Repair { name } => {
             let name = parse(&name)?;
@@ -217,13 +225,13 @@ pub fn run(
 /// Returns the store below this user's data folder.
 ///
 /// # Errors
-/// Neither `XDG_DATA_HOME` nor a home directory is known.
+/// Neither `XDG_DATA_HOME` nor a home directory is known; the folder of keys cannot be used.
 pub fn store(places: &Places) -> Result<SessionStore, CommandError> {
     let folder = places.sessions().ok_or_else(|| {
         let error = anyhow::anyhow!("HOME and XDG_DATA_HOME are not set: there is no folder for sessions");
         CommandError::new(Kind::Config, error).hint("set HOME or XDG_DATA_HOME")
     })?;
-    Ok(SessionStore::new(folder).with_kv(places.kv()))
+    Ok(SessionStore::new(folder).with_kv(places.kv()).with_vault(encryption::vault()?))
 }
 
 /// Returns the store of an owner of API keys.
@@ -341,6 +349,26 @@ fn counted_tokens(num_tokens: usize, num_turns: usize) -> Option<usize> {
 fn fork_json(fork: &ForkOf) -> Value {
     let branch = |branch: &Branch| json!({"of": branch.of, "reason": branch.reason.as_str()});
     json!({"name": fork.name, "turns": fork.turns, "branch": fork.branch.as_ref().map(branch)})
+}
+
+fn encrypt(name: &SessionName, store: &SessionStore) -> Result<(String, Value), CommandError> {
+    if !encryption::is_on() {
+        return Err(CommandError::usage("--encrypt DIR is missing: it has the keys"));
+    }
+    // First, because the branches of a sealed session are found in the same way.
+    let branches = store.branches(name).map_err(|error| not_found(error, store))?;
+    let names = branches.iter().map(|branch| &branch.name).filter(|branch| *branch != name);
+    let (mut text, mut done) = (String::new(), Vec::new());
+    for name in std::iter::once(name).chain(names) {
+        let is_new = store.encrypt(name).map_err(|error| not_found(error, store))?;
+        let is = if is_new { "is encrypted" } else { "was encrypted before" };
+        text.push_str(&format!("session {name} {is}\n"));
+        done.push(json!({"name": name.as_str(), "encrypted_now": is_new}));
+    }
+    text.push_str(
+        "copies of its files made before, and what the disk still holds of them, stay plain text\n",
+    );
+    Ok((text, json!({"encrypted": done})))
 }
 
 fn repair(name: &SessionName, repaired: Option<&Repaired>, places: &Places) -> (String, Value) {

@@ -66,7 +66,7 @@ impl AgentServer {
             ..EngineConfig::new(CONTEXT_TOKENS, loaded.texts.end_of_generation.clone())
         };
         let kv = state.join("kv");
-        let disk = open_kv_folder(kv.clone(), KV_BYTES, &loaded.fingerprint).expect("a folder of KV");
+        let disk = open_kv_folder(kv.clone(), KV_BYTES, &loaded.fingerprint, None).expect("a folder of KV");
         let (defaults, identity) = (loaded.texts.defaults.clone(), loaded.texts.identity.clone());
         let mut chat_tokenizer = ChatTokenizer::new(loaded.texts, None);
         chat_tokenizer.set_frontend(Frontend::Http);

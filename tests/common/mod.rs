@@ -72,6 +72,7 @@ pub fn kv_store(root: &Path, fingerprint: &str) -> DiskStore {
         fingerprint: fingerprint.to_owned(),
         description: json!({ "model": fingerprint }),
         queue_bytes: DEFAULT_QUEUE_BYTES,
+        vault: None,
     })
     .expect("a store")
 }

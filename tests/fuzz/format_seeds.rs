@@ -2,10 +2,15 @@
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use llmctl_base::vault::KeyKind;
+use llmctl_engine::session::store::{ModelFingerprint, SessionName, SessionStore};
 use llmctl_models::kv::disk::{DiskPageKey, PageLabel, names, page};
 use serde_json::{Value, json};
 
-use super::formats::{BESIDE_WEIGHTS, ENDPOINTS, archive_of, sealed_archive};
+use super::formats::{
+    BESIDE_WEIGHTS, ENDPOINTS, SEALED_ID, archive_of, sealed_archive, sealed_session_id, sealed_vault,
+};
+use super::targets::Folder;
 use crate::common::gguf::{F32, GgufBuilder};
 use crate::common::stored_tensors::{StoredTensor, StoredTensors};
 
@@ -17,6 +22,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "tokenizer_file" => vec![sentencepiece(), tiktoken(), tekken()],
         "gguf_split" => vec![gguf_split()],
         "kept_panels" => vec![kept_panels()],
+        "sealed" => sealed(),
         "adapter" => {
             let [config, weights] = peft_adapter();
             [gguf_adapter(), config, weights]
@@ -321,4 +327,24 @@ fn session_archives() -> Vec<Vec<u8>> {
     let parts = [part(records.as_bytes()), part(&file)].concat();
     let tar = archive_of(&parts);
     vec![[&[0], &sealed_archive(&tar)[..]].concat(), [&[1], &tar[..]].concat(), [&[2], &parts[..]].concat()]
+}
+
+/// A key and a page that it seals, and a key and a transcript, as `formats::sealed` takes them.
+fn sealed() -> Vec<Vec<u8>> {
+    let folder = Folder::new();
+    let vault = sealed_vault(&folder.0);
+    let page = vault.seal_file(KeyKind::Page, SEALED_ID, b"the content of a page", 4).expect("sealed");
+    let store = SessionStore::new(folder.0.join("sessions")).with_vault(Some(vault));
+    let name = SessionName::new("s").expect("a name");
+    drop(store.create(&name, &ModelFingerprint::default()).expect("created"));
+    store.fork(&name, &SessionName::new("t").expect("a name"), None).expect("forked");
+    let transcript = std::fs::read(folder.0.join("sessions/t/transcript.jsonl")).expect("there");
+    let key = |kind: &str, id: String| {
+        std::fs::read(folder.0.join("keys").join(kind).join(format!("{id}.key"))).expect("there")
+    };
+    let id = sealed_session_id(&transcript).expect("it names its key");
+    vec![
+        [&[0], &key("page", SEALED_ID.to_string())[..], &page].concat(),
+        [&[1], &key("session", id)[..], &transcript].concat(),
+    ]
 }

@@ -12,6 +12,7 @@ use llmctl::cli::endpoint::answer::EndpointAnswer;
 use llmctl::cli::mcp::{McpConfig, parse_result, parse_tools};
 use llmctl::cli::{command, config};
 use llmctl_base::error::LoadError;
+use llmctl_base::vault::{KeyId, KeyKind, SEALED_HEADER, Vault};
 use llmctl_engine::grammar::gbnf_to_lark;
 use llmctl_engine::http_engine::{ChunkReader, EngineKind, SseParser};
 use llmctl_engine::session::store::{Archive, Import, SessionName, SessionStore};
@@ -607,4 +608,56 @@ pub fn http_api(data: &[u8]) -> bool {
     let (status, answer) = SERVER.get_or_init(Server::start).post(path, body);
     assert!(status < 500, "{path}: {status} {answer}");
     status == expected
+}
+
+/// The key of the page of [`sealed`].
+pub const SEALED_ID: KeyId = KeyId([7; 32]);
+const KEY_FILE_BYTES: usize = 80;
+
+/// A folder of keys that is the same on every run.
+pub fn sealed_vault(folder: &Path) -> Vault {
+    Vault::open(&folder.join("keys"), Some(b"the secret of fuzzing")).expect("a folder in memory")
+}
+
+/// Returns the name of the key in the first line of a transcript.
+pub fn sealed_session_id(transcript: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(transcript);
+    let id = text.split_once("\"key\":\"")?.1.get(..64)?;
+    id.bytes().all(|byte| byte.is_ascii_hexdigit()).then(|| id.to_owned())
+}
+
+/// The file of a key, and a file that it may seal: a page (even first byte), or a transcript (odd) whose checksums are made right.
+/// What is opened is sealed and opened again; all else is an error.
+pub fn sealed(data: &[u8]) -> bool {
+    let Some((kind, rest)) = data.split_first() else { return false };
+    let (key, file) = rest.split_at(rest.len().min(KEY_FILE_BYTES));
+    let folder = Folder::new();
+    let vault = sealed_vault(&folder.0);
+    if kind % 2 == 0 {
+        folder.write(&format!("keys/page/{SEALED_ID}.key"), key);
+        let mut opened = file.to_vec();
+        if vault.open_file(KeyKind::Page, &mut opened).is_err() {
+            return false;
+        }
+        let again = vault.seal_file(KeyKind::Page, SEALED_ID, &opened[SEALED_HEADER..], 0).expect("sealed");
+        let mut again = again;
+        vault.open_file(KeyKind::Page, &mut again).expect("opens");
+        assert_eq!(again[SEALED_HEADER..], opened[SEALED_HEADER..]);
+        return true;
+    }
+    let Some(id) = sealed_session_id(file) else { return false };
+    folder.write(&format!("keys/session/{id}.key"), key);
+    folder.write("sessions/s/transcript.jsonl", file);
+    let store = SessionStore::new(folder.0.join("sessions")).with_vault(Some(vault));
+    let name = SessionName::new("s").expect("a name");
+    let Ok(saved) = store.read(&name) else {
+        drop(store.repair(&name));
+        drop(store.remove(&name));
+        return false;
+    };
+    let Ok(mut writer) = store.open(&name) else { return false };
+    writer.compact().expect("what was opened can be written anew");
+    drop(writer);
+    assert_eq!(store.read(&name).expect("reads").id, saved.id);
+    true
 }

@@ -42,6 +42,7 @@ pub const TARGETS: &[Target] = &[
     ("chat_template", chat_template),
     ("transcript", transcript),
     ("kv_page", kv_page),
+    ("sealed", formats::sealed),
     ("session_archive", formats::session_archive),
     ("http_body", http_body),
     ("ollama_body", ollama_body),

@@ -36,6 +36,7 @@ fn fragile_engine(root: &Path) -> EngineClient {
         fingerprint: "toy".to_owned(),
         description: json!({}),
         queue_bytes: DEFAULT_QUEUE_BYTES,
+        vault: None,
     };
     let build = move || {
         let setup = Setup { end_of_generation: vec![30, 63], ..Setup::default() };

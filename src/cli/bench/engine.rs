@@ -6,6 +6,7 @@ use std::time::Instant;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::flags::args::{ColorWhen, EngineArgs, EngineOptions, ModelArgs, Sharing};
 use crate::cli::model::load::{self, ResolvedModel};
+use crate::cli::sessions::encryption;
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::bytes;
 use llmctl_bench::cost;
@@ -62,7 +63,9 @@ pub fn start(
     let draft_spec =
         loaded.draft.as_ref().and_then(LoadedDraft::spec).map(|own| spec.for_draft_model(own)).transpose()?;
     check_memory(spec.kv_memory + draft_spec.map_or(0, |spec| spec.kv_memory))?;
-    let open = |root: &Path| load::open_kv_folder(root.to_path_buf(), u64::MAX, &loaded.fingerprint);
+    let vault = encryption::vault()?;
+    let open =
+        |root: &Path| load::open_kv_folder(root.to_path_buf(), u64::MAX, &loaded.fingerprint, vault.clone());
     let kv = disk.map(open).transpose()?;
     let step_tokens = config.step_tokens;
     let draft_name = loaded.draft.as_ref().and_then(|draft| draft.name.clone());

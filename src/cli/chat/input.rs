@@ -23,6 +23,7 @@ use rustyline::{
 use super::complete::{Catalog, Helper, QUOTES, Typed, is_unfinished};
 use super::typed_ahead;
 use crate::cli::error::{CommandError, Kind};
+use crate::cli::sessions::encryption;
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::bytes;
 use crate::cli::terminal::tty;
@@ -121,6 +122,10 @@ impl LineInput {
         let mut editor: Editor<Helper, FileHistory> = Editor::with_config(config).map_err(failed)?;
         let ending = LineEnding::default();
         bind(&mut editor, &ending);
+        let state = state.filter(|_| !encryption::is_on());
+        if encryption::is_on() {
+            terminal.detail("--encrypt: no history is kept of the lines typed");
+        }
         let path = state.and_then(|folder| history_file(folder, terminal));
         if let Some(path) = &path
             && let Err(error) = editor.load_history(path).and_then(|()| added.load(path))
@@ -311,7 +316,7 @@ impl Draft {
         let io_error = |error: io::Error| CommandError::new(Kind::Io, error).context("writing a draft");
         let now = llmctl_engine::session::store::now_ms();
         let name = format!("llmctl-{}-{now}.md", std::process::id());
-        let path = std::env::temp_dir().join(name);
+        let path = encryption::draft_folder().join(name);
         let mut file =
             private_file(OpenOptions::new().write(true).create_new(true), &path).map_err(io_error)?;
         let draft = Self { path };

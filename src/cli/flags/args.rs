@@ -79,6 +79,19 @@ pub struct GlobalArgs {
     /// Read this configuration file instead of the user's
     #[arg(long, global = true, value_name = "FILE", hide_short_help = true)]
     pub config: Option<PathBuf>,
+
+    /// Encrypt saved sessions, their images and their KV with keys in this folder, which is created at first use
+    ///
+    /// Each session, image and page of KV has a key of its own, which `sessions remove` erases: copies and backups of it cannot be
+    /// read then. Keep DIR out of backups, and do not lose it. See docs/sessions.md.
+    #[arg(long, global = true, value_name = "DIR", hide_short_help = true)]
+    pub encrypt: Option<PathBuf>,
+
+    /// With --encrypt: derive the master key from what this command prints, e.g. one of the system's keyring
+    ///
+    /// The secret has 16 random bytes or more. Without a command, the master key is a file in DIR.
+    #[arg(long, global = true, value_name = "COMMAND", hide_short_help = true)]
+    pub encrypt_key_command: Option<String>,
 }
 
 /// `--color`.

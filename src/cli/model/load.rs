@@ -24,13 +24,14 @@ use crate::cli::flags::args::{
     BosId, DEFAULT_KV_DISK, EngineOptions, FetchArgs, ImageArgs, ModelArgs, SamplingArgs, Sharing, check_isa,
 };
 use crate::cli::places::{Places, free_bytes};
+use crate::cli::sessions::encryption;
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::input::read_file;
 use crate::cli::terminal::output::visible;
 use crate::cli::terminal::report::{bytes, counted};
 use crate::cli::terminal::slow_cpu::slow_kernels;
 use llmctl_base::machine::{Cores, default_threads};
-use llmctl_base::{Error, GivenSampling, LoadError, Notice};
+use llmctl_base::{Error, GivenSampling, LoadError, Notice, Vault};
 use llmctl_engine::{Engine, EngineClient, EngineConfig, EngineSpec, Speculation};
 use llmctl_hub::builtin::GUIDE;
 use llmctl_hub::{ModelSource, PullExtent, Resolved};
@@ -291,10 +292,15 @@ pub fn start_engine(
 ///
 /// # Errors
 /// Those of [`DiskStore::open`].
-pub fn open_kv_folder(root: PathBuf, limit_bytes: u64, model: &Fingerprint) -> Result<DiskStore, Error> {
+pub fn open_kv_folder(
+    root: PathBuf,
+    limit_bytes: u64,
+    model: &Fingerprint,
+    vault: Option<Vault>,
+) -> Result<DiskStore, Error> {
     let Fingerprint { hex: fingerprint, facts: description } = model.clone();
     let queue_bytes = DEFAULT_QUEUE_BYTES;
-    DiskStore::open(DiskConfig { root, limit_bytes, fingerprint, description, queue_bytes })
+    DiskStore::open(DiskConfig { root, limit_bytes, fingerprint, description, queue_bytes, vault })
 }
 
 fn engine_config(asked: EngineOptions, context_tokens: usize, ends: Vec<u32>) -> EngineConfig {
@@ -380,7 +386,8 @@ fn open_kv(
             Err(error) => terminal.warn(format!("{}: imported KV is not used: {error}", root.display())),
         }
     }
-    Ok(root.map(|root| open_kv_folder(root, limit_bytes, model)).transpose()?)
+    let Some(root) = root else { return Ok(None) };
+    Ok(Some(open_kv_folder(root, limit_bytes, model, encryption::vault()?)?))
 }
 
 /// Loads the model without its weights, enough to render and count tokens, with the context that `load` would

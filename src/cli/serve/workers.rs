@@ -19,6 +19,7 @@ use crate::cli::flags::args::{
     BosId, ByteSize, DEVICES, DTYPES, EngineArgs, FlagValue, INSTRUCTION_SETS, ImageArgs, KV_TYPES,
     ModelArgs, QUANTIZED, SPECULATIONS, TimeSpan, count,
 };
+use crate::cli::sessions::encryption;
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::bytes;
 use llmctl_base::Error;
@@ -281,6 +282,7 @@ fn flags(args: &WorkerFlags<'_>, count: usize, terminal: &Terminal) -> Vec<OsStr
     let mut flags = Flags(vec!["worker".into(), "--color".into(), "never".into()]);
     flags.0.extend(terminal.verbosity().into_iter().map(OsString::from));
     flags.path("--config", args.isolation.config.as_deref());
+    flags.0.extend(encryption::flags());
     flags.model(args.model, count);
     flags.engine(args.engine);
     flags.capacity(args.capacity);

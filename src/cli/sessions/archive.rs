@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::not_found;
+use super::{encryption, not_found};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::places::Places;
 use crate::cli::terminal::report::{bytes, check_new_file, counted};
@@ -80,6 +80,9 @@ fn exported(name: &SessionName, file: &Path, num_bytes: u64, package: &Package) 
     );
     if package.num_pages == 0 {
         text.push_str("its KV is not on disk here, so it is computed anew where the file is imported\n");
+    }
+    if encryption::is_on() {
+        text.push_str("the file is not encrypted: it is for another place\n");
     }
     package.notices.iter().for_each(|notice| text.push_str(&format!("{notice}\n")));
     let object = json!({
@@ -160,6 +163,12 @@ pub fn import(
     import: Import<'_>,
     store: &SessionStore,
 ) -> Result<(String, Value), CommandError> {
+    if file == Path::new(STREAM) && encryption::is_on() {
+        let error = CommandError::usage(
+            "--encrypt: a session from stdin would lie on disk in plain text for a moment",
+        );
+        return Err(error.hint("name the file instead"));
+    }
     let opened = match file == Path::new(STREAM) {
         true => store.spooled(&mut io::stdin().lock()).map_err(super::explain)?,
         false => File::open(file).map_err(|error| CommandError::reading(file, error))?,

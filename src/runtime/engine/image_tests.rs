@@ -332,6 +332,7 @@ fn disk(root: &Path) -> DiskStore {
         fingerprint: "toy".to_owned(),
         description: "toy".into(),
         queue_bytes: DEFAULT_QUEUE_BYTES,
+        vault: None,
     };
     DiskStore::open(config).expect("a store")
 }

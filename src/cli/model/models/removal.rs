@@ -14,6 +14,7 @@ use super::last_use;
 use crate::cli::CommandContext;
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::places::Places;
+use crate::cli::sessions;
 use crate::cli::terminal::output::visible;
 use crate::cli::terminal::question;
 use crate::cli::terminal::report::{ReportFormat, bytes, columns, counted, print_either};
@@ -231,8 +232,7 @@ fn sessions_with<'a>(plans: impl Iterator<Item = &'a Erasure>, models: &[Session
 /// Returns each session whose model is found, with the path of the model. Sessions of owners of API keys are written
 /// `owner/name`.
 fn session_models(places: &Places, aliases: &Aliases) -> Vec<SessionModel> {
-    let Some(folder) = places.sessions() else { return Vec::new() };
-    let own = SessionStore::new(folder);
+    let Ok(own) = sessions::store(places) else { return Vec::new() };
     let owners = own.owners().into_iter().map(|owner| (format!("{owner}/"), own.of_owner(&owner)));
     let stores: Vec<(String, SessionStore)> = owners.collect();
     let mut models = Vec::new();

@@ -1,4 +1,4 @@
-//! Bytes of images, once for all sessions of an owner: `<root>/.blobs/<sha256>`.
+//! Bytes of images, once for all sessions of an owner: `<root>/.blobs/<sha256>`, and `<sha256>.sealed` for encrypted sessions.
 //!
 //! Invariants: a blob is on disk before a line that names it; it is removed only while no such line is there and none is being
 //! written. So blobs have a lock, which whoever writes a name of one holds from before it looks for the blob until the name is on
@@ -6,17 +6,19 @@
 //! waited for while it is held. Bytes are checked by their hash when they are read; owners share none.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::SessionStore;
 use super::folder::{self, io_error, transcripts};
-use llmctl_base::error::Result;
+use super::{SessionStore, sealing};
+use llmctl_base::error::{Result, StoreError};
 use llmctl_base::private_files;
+use llmctl_base::vault::{KeyId, KeyKind, SEALED_HEADER, Vault, open_any, sealed_id};
 use llmctl_image::{ImageHash, ImageSet};
 use llmctl_template::ImageRef;
 
@@ -25,11 +27,14 @@ const FOLDER: &str = ".blobs";
 const LOCK_FILE: &str = "lock";
 /// Extension of a file that is being written.
 const PART: &str = "part";
+/// End of the name of a sealed file.
+const SEALED: &str = ".sealed";
 
 /// The bytes of a conversation's images: below its store, or in memory.
 #[derive(Debug, Clone, Default)]
 pub struct Blobs {
     folder: Option<PathBuf>,
+    vault: Option<Vault>,
     kept: BTreeMap<ImageHash, Arc<[u8]>>,
 }
 
@@ -46,14 +51,21 @@ impl Blobs {
         self.kept.extend(files.iter().map(|file| (file.hash, Arc::clone(&file.bytes))));
     }
 
+    /// Holds a file in memory.
+    pub(super) fn keep_bytes(&mut self, hash: ImageHash, bytes: &[u8]) {
+        self.kept.insert(hash, bytes.into());
+    }
+
     /// The files in a folder, each named by its hash.
-    pub(super) fn in_folder(folder: PathBuf) -> Self {
-        Self { folder: Some(folder), ..Self::default() }
+    pub(super) fn in_folder(folder: PathBuf, vault: Option<Vault>) -> Self {
+        Self { folder: Some(folder), vault, ..Self::default() }
     }
 
     /// Takes what another holds in memory, and its folder if there is none here.
     pub fn take(&mut self, other: &Self) {
-        self.folder = self.folder.take().or_else(|| other.folder.clone());
+        if self.folder.is_none() {
+            (self.folder, self.vault) = (other.folder.clone(), other.vault.clone());
+        }
         self.kept.extend(other.kept.iter().map(|(hash, bytes)| (*hash, Arc::clone(bytes))));
     }
 
@@ -70,12 +82,19 @@ impl Blobs {
         if let Some(bytes) = self.kept.get(hash) {
             return Ok(Arc::clone(bytes));
         }
-        let path = self.folder.as_ref().ok_or("its file is not kept")?.join(hash.to_string());
-        match folder::read_file(&path) {
-            Ok(Some(bytes)) if ImageHash::of(&bytes) == *hash => Ok(bytes.into()),
-            Ok(Some(_)) => Err(format!("{} is damaged", path.display())),
-            Ok(None) => Err(format!("{} is missing", path.display())),
-            Err(error) => Err(error.to_string()),
+        let folder = self.folder.as_ref().ok_or("its file is not kept")?;
+        let plain = folder.join(BlobName { hash: *hash, is_sealed: false }.to_string());
+        let sealed = folder.join(BlobName { hash: *hash, is_sealed: true }.to_string());
+        let path = if sealed.exists() && (self.vault.is_some() || !plain.exists()) { sealed } else { plain };
+        let mut bytes = match folder::read_file(&path) {
+            Ok(bytes) => bytes.ok_or_else(|| format!("{} is missing", path.display()))?,
+            Err(error) => return Err(error.to_string()),
+        };
+        let content = open_any(self.vault.as_ref(), KeyKind::Image, &mut bytes)
+            .map_err(|reason| format!("{}: {reason}", path.display()))?;
+        match ImageHash::of(&bytes[content.clone()]) == *hash {
+            true => Ok(bytes[content].into()),
+            false => Err(format!("{} is damaged", path.display())),
         }
     }
 }
@@ -90,20 +109,43 @@ pub(super) fn hashes_in_note(note: &Value) -> BTreeSet<ImageHash> {
     named_in(note.to_string().as_bytes()).collect()
 }
 
+/// Name of a blob's file. Sealed sessions name sealed blobs and plain sessions plain ones, so that whoever has no keys touches no
+/// sealed blob.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct BlobName {
+    hash: ImageHash,
+    is_sealed: bool,
+}
+
+impl fmt::Display for BlobName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.hash, if self.is_sealed { SEALED } else { "" })
+    }
+}
+
+impl BlobName {
+    fn parse(name: &str) -> Option<Self> {
+        let (hex, is_sealed) = name.strip_suffix(SEALED).map_or((name, false), |hex| (hex, true));
+        Some(Self { hash: ImageHash::from_hex(hex)?, is_sealed })
+    }
+}
+
 /// The single steps on the blobs of an owner. Other processes may run between any two.
 trait BlobSteps {
     type Held<'a>
     where
         Self: 'a;
+    /// What is named and removed.
+    type Name: Copy + Ord;
 
     /// Waits for the lock.
     fn hold(&self) -> Result<Self::Held<'_>>;
     /// Writes a blob, unless it is there or its bytes are nowhere.
     fn put(&self, hash: &ImageHash) -> Result<()>;
     /// The hashes that any transcript names.
-    fn named(&self) -> Result<BTreeSet<ImageHash>>;
-    fn all(&self) -> Result<BTreeSet<ImageHash>>;
-    fn remove(&self, hash: &ImageHash) -> Result<()>;
+    fn named(&self) -> Result<BTreeSet<Self::Name>>;
+    fn all(&self) -> Result<BTreeSet<Self::Name>>;
+    fn remove(&self, name: &Self::Name) -> Result<()>;
 }
 
 /// Saves blobs and then, by `name`, what names them.
@@ -118,10 +160,10 @@ fn save<T>(
 }
 
 /// Removes blobs that nothing names; returns their number.
-fn collect(steps: &impl BlobSteps) -> Result<usize> {
+fn collect<S: BlobSteps>(steps: &S) -> Result<usize> {
     let _held = steps.hold()?;
     let named = steps.named()?;
-    let unnamed: Vec<ImageHash> = steps.all()?.difference(&named).copied().collect();
+    let unnamed: Vec<S::Name> = steps.all()?.difference(&named).copied().collect();
     unnamed.iter().try_for_each(|hash| steps.remove(hash))?;
     Ok(unnamed.len())
 }
@@ -131,9 +173,20 @@ struct BlobFolder<'a> {
     root: &'a Path,
     folder: PathBuf,
     from: &'a Blobs,
+    vault: Option<&'a Vault>,
 }
 
 impl BlobFolder<'_> {
+    /// Erases the key of a sealed blob, if there is one.
+    fn erase_key(&self, path: &Path) -> io::Result<()> {
+        let mut header = Vec::new();
+        if let Some(file) = self.vault.and_then(|_| File::open(path).ok()) {
+            file.take(SEALED_HEADER as u64).read_to_end(&mut header)?;
+        }
+        let key = self.vault.zip(sealed_id(&header));
+        key.map_or(Ok(()), |(vault, id)| vault.erase(KeyKind::Image, id))
+    }
+
     /// Writes a file that is whole whenever it is there. There is one writer, because the lock is held.
     fn write(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         let part = path.with_extension(PART);
@@ -152,6 +205,7 @@ impl BlobSteps for BlobFolder<'_> {
         = File
     where
         Self: 'a;
+    type Name = BlobName;
 
     fn hold(&self) -> Result<File> {
         let path = self.folder.join(LOCK_FILE);
@@ -165,41 +219,54 @@ impl BlobSteps for BlobFolder<'_> {
     }
 
     fn put(&self, hash: &ImageHash) -> Result<()> {
-        let path = self.folder.join(hash.to_string());
+        let name = BlobName { hash: *hash, is_sealed: self.vault.is_some() };
+        let path = self.folder.join(name.to_string());
         if path.exists() && !self.from.kept.contains_key(hash) {
             return Ok(());
         }
         // A fork of a session whose image is lost has the other turns.
         let Ok(bytes) = self.from.read(hash) else { return Ok(()) };
-        if fs::read(&path).is_ok_and(|there| *there == *bytes) {
+        let there = Blobs::in_folder(self.folder.clone(), self.vault.cloned());
+        if path.exists() && there.read(hash).is_ok() {
             return Ok(());
         }
-        self.write(&path, &bytes).map_err(|error| io_error(&path, &error))
+        let written = self.erase_key(&path).and_then(|()| match self.vault {
+            None => self.write(&path, &bytes),
+            Some(vault) => self.write(&path, &vault.seal_file(KeyKind::Image, KeyId::random(), &bytes, 0)?),
+        });
+        written.map_err(|error| io_error(&path, &error))
     }
 
-    fn named(&self) -> Result<BTreeSet<ImageHash>> {
+    fn named(&self) -> Result<BTreeSet<BlobName>> {
         let mut named = BTreeSet::new();
         for entry in entries(self.root)? {
             for path in transcripts(&entry.path()) {
-                if let Some(bytes) = folder::read_file(&path)? {
-                    named.extend(named_in(&bytes));
+                let bytes = folder::read_file(&path)?.unwrap_or_default();
+                let is_sealed = !sealing::keys_of(&bytes).is_empty();
+                if is_sealed && self.vault.is_none() {
+                    continue; // it names sealed blobs, and these stay
                 }
+                let plain = sealing::plain(&bytes, self.vault);
+                let plain = plain.map_err(|message| StoreError::Unsupported { path, message })?;
+                named.extend(named_in(&plain).map(|hash| BlobName { hash, is_sealed }));
             }
         }
         Ok(named)
     }
 
-    fn all(&self) -> Result<BTreeSet<ImageHash>> {
+    fn all(&self) -> Result<BTreeSet<BlobName>> {
         let entries = entries(&self.folder)?;
         // Left by crashes, because nobody writes while the lock is held.
         let parts = entries.iter().filter(|entry| entry.path().extension().is_some_and(|end| end == PART));
         parts.for_each(|entry| drop(fs::remove_file(entry.path())));
-        Ok(entries.iter().filter_map(|entry| ImageHash::from_hex(entry.file_name().to_str()?)).collect())
+        let names = entries.iter().filter_map(|entry| BlobName::parse(entry.file_name().to_str()?));
+        Ok(names.filter(|name| !name.is_sealed || self.vault.is_some()).collect())
     }
 
-    fn remove(&self, hash: &ImageHash) -> Result<()> {
-        let path = self.folder.join(hash.to_string());
-        fs::remove_file(&path).map_err(|error| io_error(&path, &error))
+    fn remove(&self, name: &BlobName) -> Result<()> {
+        let path = self.folder.join(name.to_string());
+        let removed = self.erase_key(&path).and_then(|()| fs::remove_file(&path));
+        removed.map_err(|error| io_error(&path, &error))
     }
 }
 
@@ -209,7 +276,7 @@ fn entries(folder: &Path) -> Result<Vec<fs::DirEntry>> {
 }
 
 /// Returns the hashes in a transcript, also in undone turns, notes, damaged lines and later schemas.
-fn named_in(transcript: &[u8]) -> impl Iterator<Item = ImageHash> {
+pub(super) fn named_in(transcript: &[u8]) -> impl Iterator<Item = ImageHash> {
     const NAME: &[u8] = b"\"sha256\":\"";
     let hash = |rest: &[u8]| ImageHash::from_hex(str::from_utf8(rest.get(..64)?).ok()?);
     let starts = transcript.windows(NAME.len()).enumerate().filter(|(_, window)| *window == NAME);
@@ -218,12 +285,12 @@ fn named_in(transcript: &[u8]) -> impl Iterator<Item = ImageHash> {
 
 impl SessionStore {
     fn blob_folder<'a>(&'a self, from: &'a Blobs) -> BlobFolder<'a> {
-        BlobFolder { root: &self.root, folder: self.root.join(FOLDER), from }
+        BlobFolder { root: &self.root, folder: self.root.join(FOLDER), from, vault: self.vault.as_ref() }
     }
 
     /// The blobs in this store.
     pub(super) fn blobs(&self) -> Blobs {
-        Blobs::in_folder(self.root.join(FOLDER))
+        Blobs::in_folder(self.root.join(FOLDER), self.vault.clone())
     }
 
     /// Saves the images whose bytes `from` has, and then, by `name`, what names them.
@@ -464,6 +531,7 @@ mod tests {
             = Option<MutexGuard<'a, ()>>
         where
             Self: 'a;
+        type Name = ImageHash;
 
         fn hold(&self) -> Result<Self::Held<'_>> {
             Ok((!self.is_lax).then(|| self.lock.lock().expect("no holder panics")))

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use super::folder::io_error;
 use super::saved::{Branch, ForkOf, SavedSession};
-use super::{ModelFingerprint, SessionName, SessionStore, TRANSCRIPT, load, read_transcript};
+use super::{ModelFingerprint, SessionName, SessionStore, TRANSCRIPT, read_transcript};
 use llmctl_base::error::{Error, Result};
 
 /// An entry of the list.
@@ -126,8 +126,8 @@ impl SessionStore {
             return summary.clone();
         }
         let bytes = read_transcript(&path, name)?;
-        let saved = load(&path, &bytes).into_result();
-        let summary = saved.map(|(_, saved)| SessionSummary::of(&saved, bytes.len() as u64));
+        let loaded = self.load(&path, &bytes).into_result();
+        let summary = loaded.map(|loaded| SessionSummary::of(&loaded.saved, bytes.len() as u64));
         self.summaries.locked().insert(name.clone(), (stamp, summary.clone()));
         summary
     }

@@ -12,6 +12,8 @@
 use std::fs::File;
 use std::io::{self, Write};
 
+use super::sealing::SessionSeal;
+
 const BEFORE_CRC: &str = r#"{"crc32":""#;
 const AFTER_CRC: &str = r#"","record":"#;
 const AFTER_BODY: &str = "}";
@@ -72,10 +74,25 @@ pub fn lines(mut chain: Option<u32>, bodies: &[String]) -> (String, Option<u32>)
     (lines, chain)
 }
 
+/// Returns the record of a line, without its line feed; the checksum is not compared.
+pub fn record_of(line: &str) -> Option<&str> {
+    let rest = line.strip_prefix(BEFORE_CRC)?.split_at_checked(8)?.1;
+    rest.strip_prefix(AFTER_CRC)?.strip_suffix(AFTER_BODY)
+}
+
+/// Returns a line whose checksum stands for none.
+pub fn unchecked_line(body: &str) -> String {
+    format!("{BEFORE_CRC}{:08x}{AFTER_CRC}{body}{AFTER_BODY}\n", 0)
+}
+
 /// Writer at the end of a log.
 #[derive(Debug)]
 pub struct Log<F> {
     file: F,
+    /// Whole lines on disk.
+    num_lines: usize,
+    /// `None` leaves records plain.
+    seal: Option<SessionSeal>,
     /// Bytes of whole lines on disk.
     len: u64,
     /// Checksum of the last line.
@@ -87,7 +104,16 @@ pub struct Log<F> {
 impl<F: LogFile> Log<F> {
     /// Creates a log on an empty file.
     pub fn new(file: F) -> Self {
-        Self { file, len: 0, chain: None, has_debris: false }
+        Self { file, num_lines: 0, seal: None, len: 0, chain: None, has_debris: false }
+    }
+
+    /// Seals new lines.
+    pub fn with_seal(self, seal: Option<SessionSeal>) -> Self {
+        Self { seal, ..self }
+    }
+
+    pub fn seal(&self) -> Option<&SessionSeal> {
+        self.seal.as_ref()
     }
 
     /// Returns the bytes of the whole lines.
@@ -100,7 +126,8 @@ impl<F: LogFile> Log<F> {
     /// # Errors
     /// Errors of the file.
     pub fn resume(file: F, scan: &LogScan<'_>) -> io::Result<Self> {
-        let mut log = Self { file, len: scan.intact_bytes, chain: scan.chain, has_debris: false };
+        let mut log = Self::new(file);
+        (log.num_lines, log.len, log.chain) = (scan.bodies.len(), scan.intact_bytes, scan.chain);
         match scan.end {
             LogEnd::Clean => {}
             LogEnd::Torn { .. } => log.take_back()?,
@@ -124,6 +151,8 @@ impl<F: LogFile> Log<F> {
             self.take_back()?;
         }
         self.check_len()?;
+        let sealed = self.seal.as_ref().map(|seal| seal.lines(self.num_lines, bodies));
+        let bodies = sealed.as_deref().unwrap_or(bodies);
         let (bytes, chain) = lines(self.chain, bodies);
         let written = self.file.append(bytes.as_bytes()).and_then(|()| self.file.sync());
         if let Err(error) = written {
@@ -134,6 +163,7 @@ impl<F: LogFile> Log<F> {
             return Err(error);
         }
         self.len += bytes.len() as u64;
+        self.num_lines += bodies.len();
         self.chain = chain;
         Ok(())
     }

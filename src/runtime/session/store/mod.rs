@@ -6,7 +6,7 @@
 //!
 //! `name` maps names to folders; `folder` owns files and modes, `lock` the order of steps on them, `log`
 //! lines and checksums, `record` the format, `saved` the meaning of the records; `writer` is the one open
-//! session, `branch` its branches; `blobs` keeps images; `listing` lists sessions; `removal` removes them, with
+//! session, `sealing` what encrypts its lines, `branch` its branches; `blobs` keeps images; `listing` lists sessions; `removal` removes them, with
 //! the pages of KV that `token_history` finds; `archive` is a session in one file, for another machine. Knows no engine and no tokenizer.
 
 mod archive;
@@ -22,6 +22,7 @@ mod receipts;
 mod record;
 mod removal;
 mod saved;
+mod sealing;
 mod token_history;
 mod writer;
 
@@ -36,12 +37,14 @@ use self::folder::{Lock, io_error};
 use self::listing::Summaries;
 use self::log::{Log, LogEnd, LogScan};
 use self::saved::{Contradiction, replay};
+use self::sealing::SessionSeal;
 use self::writer::OpenedSession;
 use super::super::request::{Finish, Usage};
 use llmctl_base::Sampling;
 use llmctl_base::error::{Error, Result, StoreError};
 use llmctl_base::notice::Notice;
 use llmctl_base::private_files;
+use llmctl_base::vault::Vault;
 use llmctl_models::adapters::AdapterUse;
 use llmctl_models::images::ImageSpan;
 use llmctl_template::message::Message;
@@ -138,17 +141,26 @@ pub struct SessionStore {
     summaries: Arc<Summaries>,
     /// State shared by the stores of all owners below the same root, including the local user's.
     owners: Arc<Owners>,
+    /// Keys of sealed sessions; `None` writes plain ones.
+    vault: Option<Vault>,
 }
 
 impl SessionStore {
     pub fn new(root: impl Into<PathBuf>) -> Self {
         let root = root.into();
-        Self { kv: None, summaries: Arc::default(), owners: Arc::new(Owners::new(root.clone())), root }
+        let owners = Arc::new(Owners::new(root.clone()));
+        Self { kv: None, summaries: Arc::default(), owners, root, vault: None }
     }
 
     /// Also removes pages of KV below `root` that only removed sessions used.
     pub fn with_kv(self, root: Option<PathBuf>) -> Self {
         Self { kv: root, ..self }
+    }
+
+    /// Seals new sessions, and opens sealed ones. A plain session can be read, but is not continued before it is
+    /// [encrypted](Self::encrypt).
+    pub fn with_vault(self, vault: Option<Vault>) -> Self {
+        Self { vault, ..self }
     }
 
     /// Returns whether a session of that name exists, even if damaged.
@@ -181,16 +193,33 @@ impl SessionStore {
     /// Opens a session for writing. A torn last line is cut off, with a notice.
     ///
     /// # Errors
-    /// [`Error::SessionNotFound`]; [`Error::SessionBusy`] while another writer has it; [`Error::Store`].
+    /// [`Error::SessionNotFound`]; [`Error::SessionBusy`] while another writer has it; [`Error::Store`], also for a plain session
+    /// if there is a vault.
     pub fn open(&self, name: &SessionName) -> Result<SessionWriter> {
+        let writer = self.open_any(name)?;
+        if self.vault.is_none() || writer.is_sealed() {
+            return Ok(writer);
+        }
+        let message = format!(
+            "the session is plain text: `llmctl sessions encrypt {name}` encrypts it, and without --encrypt it goes on as it is"
+        );
+        Err(StoreError::Unsupported { path: self.path(name).join(TRANSCRIPT), message }.into())
+    }
+
+    /// Opens a session, plain or sealed.
+    fn open_any(&self, name: &SessionName) -> Result<SessionWriter> {
         let folder = self.existing(name)?;
         let lock = folder::lock(&folder, name)?;
         let path = folder.join(TRANSCRIPT);
         let bytes = read_transcript(&path, name)?;
-        let (scan, saved) = load(&path, &bytes).into_result()?;
+        let LoadedTranscript { scan, saved, seal } = self.load(&path, &bytes).into_result()?;
         let saved = self.with_blobs(saved);
         let file = private_files::private_file(OpenOptions::new().append(true), &path);
-        let log = file.and_then(|file| Log::resume(file, &scan)).map_err(|error| io_error(&path, &error))?;
+        let log = file.and_then(|file| {
+            self.erase_replaced(seal.as_ref())?;
+            Ok(Log::resume(file, &scan)?.with_seal(seal))
+        });
+        let log = log.map_err(|error| io_error(&path, &error))?;
         let notices = end_notice(name, scan.end).into_iter().collect();
         let store = self.clone();
         Ok(SessionWriter::new(OpenedSession { store, name: name.clone(), folder, log, saved, notices, lock }))
@@ -241,7 +270,7 @@ impl SessionStore {
     pub fn read(&self, name: &SessionName) -> Result<SavedSession> {
         let path = self.existing(name)?.join(TRANSCRIPT);
         let bytes = read_transcript(&path, name)?;
-        load(&path, &bytes).into_result().map(|(_, saved)| self.with_blobs(saved))
+        self.load(&path, &bytes).into_result().map(|loaded| self.with_blobs(loaded.saved))
     }
 
     /// Returns the session with its blobs in this store.
@@ -315,17 +344,18 @@ impl SessionStore {
         let _lock = folder::lock(&folder, name)?;
         let path = folder.join(TRANSCRIPT);
         let bytes = read_transcript(&path, name)?;
-        let loaded = load(&path, &bytes);
+        let loaded = self.load(&path, &bytes);
         let (Some(StoreError::Damaged { line, .. }), Some(saved)) = (&loaded.problem, &loaded.saved) else {
             return loaded.into_result().map(|_| None);
         };
+        let seal = loaded.seal.clone(); // the damaged file stays readable
         let backup = folder.join(format!("transcript.damaged-{}.jsonl", now_ms()));
         let copied = private_files::private_file(OpenOptions::new().append(true).create_new(true), &backup)
             .and_then(|mut file| io::Write::write_all(&mut file, &bytes).and_then(|()| file.sync_all()));
         copied.map_err(|error| io_error(&backup, &error))?;
         let bodies: Vec<String> =
             saved.to_records(name, now_ms()).iter().map(record::LogRecord::to_body).collect();
-        writer::replace(&folder.join("transcript.new"), &path, &bodies)
+        writer::replace((&folder.join("transcript.new"), &path), &bodies, seal)
             .and_then(|_| folder::sync_folder(&folder))
             .map_err(|error| io_error(&path, &error))?;
         Ok(Some(Repaired { line: *line, turns: saved.turns.len(), backup }))
@@ -360,7 +390,7 @@ impl SessionStore {
             Ok((log, lock))
         });
         let saved = self.with_blobs(saved);
-        let (log, lock) = made.inspect_err(|_| drop(fs::remove_dir_all(&draft)))?;
+        let (log, lock) = made.inspect_err(|_| drop(self.erase_folder(&draft)))?;
         let (store, name, folder, notices) = (self.clone(), name.clone(), self.path(name), Vec::new());
         Ok(SessionWriter::new(OpenedSession { store, name, folder, log, saved, notices, lock }))
     }
@@ -378,7 +408,8 @@ impl SessionStore {
             saved.to_records(name, now_ms()).iter().map(record::LogRecord::to_body).collect();
         let log = private_files::private_file(OpenOptions::new().append(true).create_new(true), &path)
             .and_then(|file| {
-                let mut log = Log::new(file);
+                let seal = self.vault.as_ref().map(|vault| SessionSeal::create(vault, None)).transpose()?;
+                let mut log = Log::new(file).with_seal(seal);
                 log.append(&bodies)?;
                 folder::sync_folder(draft)?;
                 Ok(log)
@@ -401,6 +432,10 @@ impl SessionStore {
         folder::sync_folder(&self.root).map_err(|error| io_error(&self.root, &error))
     }
 
+    fn load<'a>(&self, path: &Path, bytes: &'a [u8]) -> ScannedTranscript<'a> {
+        load(path, bytes, self.vault.as_ref())
+    }
+
     /// Removes folders that crashes left. Errors are ignored.
     fn remove_leftovers(&self) {
         let Ok(entries) = fs::read_dir(&self.root) else { return };
@@ -410,7 +445,7 @@ impl SessionStore {
             let is_old =
                 modified.is_ok_and(|time| time.elapsed().is_ok_and(|elapsed| elapsed > LEFTOVER_AGE));
             if is_unfinished && is_old {
-                drop(fs::remove_dir_all(entry.path()));
+                drop(self.erase_folder(&entry.path()));
             }
         }
     }
@@ -421,24 +456,49 @@ struct ScannedTranscript<'a> {
     scan: LogScan<'a>,
     /// Session up to the problem.
     saved: Option<SavedSession>,
+    seal: Option<SessionSeal>,
     problem: Option<StoreError>,
 }
 
+/// Content of a transcript without a problem.
+struct LoadedTranscript<'a> {
+    scan: LogScan<'a>,
+    saved: SavedSession,
+    seal: Option<SessionSeal>,
+}
+
 impl<'a> ScannedTranscript<'a> {
-    fn into_result(self) -> Result<(LogScan<'a>, SavedSession)> {
-        match (self.problem, self.saved) {
-            (Some(problem), _) => Err(problem.into()),
-            (None, saved) => Ok((self.scan, saved.expect("without a header there is a problem"))),
+    fn into_result(self) -> Result<LoadedTranscript<'a>> {
+        let Self { scan, saved, seal, problem } = self;
+        match problem {
+            Some(problem) => Err(problem.into()),
+            None => {
+                let saved = saved.expect("without a header there is a problem");
+                Ok(LoadedTranscript { scan, saved, seal })
+            }
         }
     }
 }
 
-fn load<'a>(path: &Path, bytes: &'a [u8]) -> ScannedTranscript<'a> {
+fn load<'a>(path: &Path, bytes: &'a [u8], vault: Option<&Vault>) -> ScannedTranscript<'a> {
     let scan = log::scan(bytes);
-    let (saved, contradiction) = replay(&scan.bodies);
+    let opened = match sealing::open(&scan.bodies, vault) {
+        Ok(opened) => opened,
+        Err(reason) => {
+            let name =
+                path.parent().and_then(|folder| SessionName::from_folder(folder.file_name()?.to_str()?));
+            let name = name.map_or_else(String::new, |name| format!(" {:?}", name.as_str()));
+            let message = format!("session{name} is encrypted, and {reason}");
+            let problem = Some(StoreError::Unsupported { path: path.into(), message });
+            return ScannedTranscript { scan, saved: None, seal: None, problem };
+        }
+    };
+    let (saved, contradiction) = replay(&opened.bodies);
     let damaged = |line, message| StoreError::Damaged { path: path.into(), line, message };
     let problem = match (contradiction, &scan.damage) {
-        (Some(Contradiction::Line { line, message }), _) => Some(damaged(line, message)),
+        (Some(Contradiction::Line { line, message }), _) => {
+            Some(damaged(opened.num_before() + line, message))
+        }
         (Some(Contradiction::Schema(schema)), _) => {
             let message = format!(
                 "written by a newer llmctl: the schema is {schema:?}, not {:?}",
@@ -446,11 +506,14 @@ fn load<'a>(path: &Path, bytes: &'a [u8]) -> ScannedTranscript<'a> {
             );
             Some(StoreError::Unsupported { path: path.into(), message })
         }
+        (None, _) if let Some(line) = opened.damaged => {
+            Some(damaged(line, "cannot be decrypted with the session's key".to_owned()))
+        }
         (None, Some(damage)) => Some(damaged(damage.line, damage.message.clone())),
         (None, None) if saved.is_none() => Some(damaged(1, "there is no header".to_owned())),
         (None, None) => None,
     };
-    ScannedTranscript { scan, saved, problem }
+    ScannedTranscript { scan, saved, seal: opened.seal, problem }
 }
 
 fn read_transcript(path: &Path, name: &SessionName) -> Result<Vec<u8>> {

@@ -51,7 +51,7 @@ impl SessionStore {
         let mut summaries = self.owners.summaries.lock().unwrap_or_else(PoisonError::into_inner);
         let summaries = Arc::clone(summaries.entry(owner.to_owned()).or_default());
         let root = self.owners.root.join(FOLDER).join(owner_folder(owner));
-        Self { root, kv: self.kv.clone(), summaries, owners: Arc::clone(&self.owners) }
+        Self { root, summaries, ..self.clone() }
     }
 }
 

@@ -7,13 +7,17 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
+use super::blobs::named_in;
 use super::folder::{self, Lock, io_error, transcripts};
 use super::lock;
+use super::sealing::{self, SessionSeal};
 use super::token_history::each_sequence;
-use super::{SessionName, SessionStore, TRANSCRIPT, unfinished_name};
-use llmctl_base::error::Result;
+use super::{SessionName, SessionStore, TRANSCRIPT, read_transcript, unfinished_name};
+use llmctl_base::error::{Result, StoreError};
+use llmctl_base::vault::{KeyId, KeyKind, Vault};
 use llmctl_models::images::ImageKey;
 use llmctl_models::kv::disk;
 use llmctl_models::kv::disk::PageName;
@@ -63,28 +67,94 @@ impl SessionStore {
 
     /// Holds the lock until the session cannot be found any more.
     pub(super) fn remove_locked(&self, folder: &Path, lock: Lock) -> Result<Forgotten> {
+        self.keys_in(folder)?;
         let doomed = self.root.join(unfinished_name());
         lock::take_away(lock, folder, &doomed)?;
-        let told = self.told_in(&doomed);
-        fs::remove_dir_all(&doomed).map_err(|error| io_error(&doomed, &error))?;
-        Ok(self.forget(told))
+        self.erase_folder(&doomed)
+    }
+
+    /// Removes a folder that is no session's any more. What can be read with the session's key only is erased before the key, so that
+    /// a crash leaves a folder from which the next removal goes on.
+    pub(super) fn erase_folder(&self, doomed: &Path) -> Result<Forgotten> {
+        let keys = self.keys_in(doomed)?;
+        let mut forgotten = self.forget_kv(self.told_in(doomed));
+        let io = |error: io::Error| io_error(doomed, &error);
+        let erase = |key| self.vault.as_ref().map_or(Ok(()), |vault| vault.erase(KeyKind::Session, key));
+        keys.into_iter().try_for_each(erase).map_err(io)?;
+        fs::remove_dir_all(doomed).map_err(io)?;
+        self.add_blobs(&mut forgotten);
+        Ok(forgotten)
+    }
+
+    /// Returns the keys of the transcripts in a folder.
+    ///
+    /// # Errors
+    /// There are some and no vault, so that they could not be erased.
+    fn keys_in(&self, folder: &Path) -> Result<Vec<KeyId>> {
+        let mut keys = Vec::new();
+        for path in transcripts(folder) {
+            keys.extend(sealing::keys_of(&folder::read_file(&path)?.unwrap_or_default()));
+            if !keys.is_empty() && self.vault.is_none() {
+                let message = "the session is encrypted, and its key has to be erased: its folder of keys is needed (--encrypt DIR)";
+                return Err(StoreError::Unsupported { path, message: message.to_owned() }.into());
+            }
+        }
+        Ok(keys)
+    }
+
+    /// Erases the key of the file that a sealed one has replaced.
+    pub(super) fn erase_replaced(&self, seal: Option<&SessionSeal>) -> io::Result<()> {
+        let replaced = self.vault.as_ref().zip(seal.and_then(|seal| seal.replaces));
+        replaced.map_or(Ok(()), |(vault, id)| vault.erase(KeyKind::Session, id))
     }
 
     /// Returns what the transcripts in a folder tell, as far as they can be read; nothing without KV on disk.
     pub(super) fn told_in(&self, folder: &Path) -> Told {
         let mut told = Told::default();
         for path in self.kv.iter().flat_map(|_| transcripts(folder)) {
-            if let Ok(Some(bytes)) = folder::read_file(&path) {
-                each_sequence(&bytes, |tokens| {
-                    told.0.extend(disk::names(tokens));
-                    told.1.extend(tokens.images.iter().map(|span| span.key));
-                });
-            }
+            let bytes = folder::read_file(&path).ok().flatten().unwrap_or_default();
+            let Ok(bytes) = sealing::plain(&bytes, self.vault.as_ref()) else { continue };
+            each_sequence(&bytes, |tokens| {
+                told.0.extend(disk::names(tokens));
+                told.1.extend(tokens.images.iter().map(|span| span.key));
+            });
         }
         told
     }
 
-    /// Removes undone, edited and damaged content from a session's files, and KV that only it used.
+    /// Encrypts a plain session: its file, its images and, because it can be computed again, its KV by removing it. Returns false if it
+    /// is encrypted already.
+    ///
+    /// # Errors
+    /// Errors of [`Self::open`]; [`StoreError::Unsupported`] without a vault, or beside damaged copies of the file, which stay plain.
+    pub fn encrypt(&self, name: &SessionName) -> Result<bool> {
+        let mut writer = self.open_any(name)?;
+        let folder = self.path(name);
+        let refuse =
+            |path: PathBuf, message: &str| StoreError::Unsupported { path, message: message.to_owned() };
+        if writer.is_sealed() {
+            return Ok(false);
+        }
+        let vault = self.vault.as_ref();
+        let vault =
+            vault.ok_or_else(|| refuse(folder.clone(), "a folder of keys is needed (--encrypt DIR)"))?;
+        if let Some(copy) = transcripts(&folder).into_iter().find(|path| !path.ends_with(TRANSCRIPT)) {
+            return Err(refuse(copy, "a copy in plain text: remove it first").into());
+        }
+        let (pages, images) = self.told_in(&folder);
+        let transcript = read_transcript(&folder.join(TRANSCRIPT), name)?;
+        let named = named_in(&transcript).collect();
+        let (blobs, bodies) = (writer.saved().blobs.clone(), writer.bodies()?);
+        self.save_blobs(&named, &blobs, || writer.seal_anew(vault, &bodies))?;
+        self.collect_blobs()?;
+        // Of all sessions: none may stay in plain text for the sake of another.
+        let Some(kv) = &self.kv else { return Ok(true) };
+        let gone =
+            disk::forget_images(kv, images, Some(vault)).and_then(|()| disk::forget(kv, &pages, Some(vault)));
+        gone.map(|_| true).map_err(|error| io_error(kv, &error))
+    }
+
+    /// Removes undone, edited and damaged content from a session's files, and KV that only it used. A sealed session gets another key.
     ///
     /// # Errors
     /// Errors of [`Self::open`].
@@ -93,8 +163,13 @@ impl SessionStore {
         let folder = self.path(name);
         let before = folder_bytes(&folder);
         let kv = writer.compact()?;
+        let mut is_alone = true;
         for path in transcripts(&folder).into_iter().filter(|path| !path.ends_with(TRANSCRIPT)) {
             fs::remove_file(&path).map_err(|error| io_error(&path, &error))?;
+            is_alone = false;
+        }
+        if !is_alone && self.vault.is_some() {
+            writer.compact()?; // once more, because the key stayed for the sake of the copies
         }
         let kv = Forgotten { num_images: kv.num_images + self.collect_blobs()?, ..kv };
         let num_bytes = before.saturating_sub(folder_bytes(&folder));
@@ -102,12 +177,22 @@ impl SessionStore {
     }
 
     /// Removes those pages that no session starts with, the embeddings of images that none has, and images that none names.
-    pub(super) fn forget(&self, (mut pages, mut images): Told) -> Forgotten {
-        let mut forgotten = Forgotten::default();
+    pub(super) fn forget(&self, told: Told) -> Forgotten {
+        let mut forgotten = self.forget_kv(told);
+        self.add_blobs(&mut forgotten);
+        forgotten
+    }
+
+    /// Removes images that no session names.
+    fn add_blobs(&self, forgotten: &mut Forgotten) {
         match self.collect_blobs() {
             Ok(num_images) => forgotten.num_images = num_images,
             Err(error) => forgotten.problem = Some(format!("images are left: {error}")),
         }
+    }
+
+    fn forget_kv(&self, (mut pages, mut images): Told) -> Forgotten {
+        let mut forgotten = Forgotten::default();
         let is_any = !pages.is_empty() || !images.is_empty();
         let Some(kv) = self.kv.as_ref().filter(|_| is_any) else { return forgotten };
         // Sessions of all owners, because pages have no owner.
@@ -119,7 +204,7 @@ impl SessionStore {
         // Search all pages at once, because a shared prefix is followed from its first page.
         let mut kept = Told::default();
         for (session, folder) in sessions {
-            let used = used_in(&folder.join(TRANSCRIPT), &pages);
+            let used = used_in(&folder.join(TRANSCRIPT), &pages, self.vault.as_ref());
             if used.is_unknown {
                 forgotten.unreadable.push(session);
             }
@@ -128,8 +213,9 @@ impl SessionStore {
         }
         pages.retain(|name| !kept.0.contains(name));
         images.retain(|key| !kept.1.contains(key));
+        let vault = self.vault.as_ref();
         forgotten.unreadable.sort();
-        match disk::forget_images(kv, images).and_then(|()| disk::forget(kv, &pages)) {
+        match disk::forget_images(kv, images, vault).and_then(|()| disk::forget(kv, &pages, vault)) {
             Ok(num_pages) => forgotten.num_pages = num_pages,
             Err(error) => forgotten.problem = Some(format!("{}: {error}", kv.display())),
         }
@@ -145,13 +231,14 @@ struct Used {
     is_unknown: bool,
 }
 
-fn used_in(transcript: &Path, names: &HashSet<PageName>) -> Used {
+fn used_in(transcript: &Path, names: &HashSet<PageName>, vault: Option<&Vault>) -> Used {
     let mut used = Used::default();
     let bytes = match folder::read_file(transcript) {
         Ok(Some(bytes)) => bytes,
         Ok(None) => return used, // not a session, or just removed
         Err(_) => return Used { is_unknown: true, ..used },
     };
+    let Ok(bytes) = sealing::plain(&bytes, vault) else { return Used { is_unknown: true, ..used } };
     let mut departs = false;
     let is_whole = each_sequence(&bytes, |tokens| {
         // A page name covers all pages before it, so the first unknown name ends the shared prefix.

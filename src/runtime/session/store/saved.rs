@@ -326,10 +326,10 @@ pub enum Contradiction {
 }
 
 /// Replays a session. If a line fails, returns the session before it and the contradiction.
-pub fn replay(bodies: &[&str]) -> (Option<SavedSession>, Option<Contradiction>) {
+pub fn replay(bodies: &[impl AsRef<str>]) -> (Option<SavedSession>, Option<Contradiction>) {
     let mut session: Option<SavedSession> = None;
     for (at, body) in bodies.iter().enumerate() {
-        let taken = LogRecord::from_body(body).map_err(|error| match error {
+        let taken = LogRecord::from_body(body.as_ref()).map_err(|error| match error {
             Unreadable::Schema(schema) => Contradiction::Schema(schema),
             Unreadable::Malformed(message) => Contradiction::Line { line: at + 1, message },
         });

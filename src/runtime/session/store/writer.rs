@@ -3,6 +3,7 @@
 //! Invariants: the writer holds the session's lock, and `saved` always equals the file's content. A call that
 //! fails leaves both unchanged; `Log` undoes a failed write before the next one.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -10,15 +11,17 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::folder::{self, Lock, MAX_FILE_BYTES, io_error};
+use super::folder::{self, Lock, MAX_FILE_BYTES, io_error, transcripts};
 use super::log::Log;
 use super::record::{LogRecord, StoredTurnRecord, Version};
 use super::removal::Forgotten;
 use super::saved::SavedSession;
+use super::sealing::{self, SessionSeal, sealed_len};
 use super::{Blobs, ModelFingerprint, SessionName, SessionStore, StoredTurn, TRANSCRIPT, log, now_ms};
 use llmctl_base::error::{Error, Result, StoreError};
 use llmctl_base::notice::Notice;
 use llmctl_base::private_files;
+use llmctl_base::vault::Vault;
 use llmctl_image::ImageHash;
 
 /// Size in bytes from which a file is rewritten when most of it is replaced turns.
@@ -66,6 +69,22 @@ impl SessionWriter {
             compact_at: COMPACT_BYTES,
             lock,
         }
+    }
+
+    /// Returns whether the file is encrypted.
+    pub fn is_sealed(&self) -> bool {
+        self.log.seal().is_some()
+    }
+
+    /// Rewrites the file under a new key, and erases the one before it: what it has sealed cannot be read from then on, in copies
+    /// too. A plain file becomes a sealed one.
+    pub(super) fn seal_anew(&mut self, vault: &Vault, bodies: &[String]) -> Result<()> {
+        self.check_length(num_bytes(bodies, true))?;
+        let path = self.folder.join(TRANSCRIPT);
+        let io = |error: io::Error| io_error(&path, &error);
+        let seal = SessionSeal::create(vault, self.log.seal().map(|seal| seal.id)).map_err(io)?;
+        self.rewrite_sealed(bodies, Some(seal))?;
+        self.store.erase_replaced(self.log.seal()).map_err(io)
     }
 
     pub fn name(&self) -> &SessionName {
@@ -151,14 +170,17 @@ impl SessionWriter {
     }
 
     /// Rewrites the file without rewound turns, and removes KV that only they used. A crash leaves the old or the new file,
-    /// both whole.
+    /// both whole. A sealed file gets another key, unless a damaged copy beside it needs the old one.
     ///
     /// # Errors
     /// [`Error::Store`]; the session continues in the old file.
     pub fn compact(&mut self) -> Result<Forgotten> {
         let told = self.store.told_in(&self.folder);
         let bodies = self.needed();
-        self.rewrite(&bodies)?;
+        match self.store.vault.clone().filter(|_| self.is_sealed() && transcripts(&self.folder).len() == 1) {
+            Some(vault) => self.seal_anew(&vault, &bodies)?,
+            None => self.rewrite(&bodies)?,
+        }
         Ok(self.store.forget(told))
     }
 
@@ -189,19 +211,26 @@ impl SessionWriter {
     }
 
     fn rewrite(&mut self, bodies: &[String]) -> Result<()> {
+        let seal = self.log.seal().cloned();
+        self.rewrite_sealed(bodies, seal)
+    }
+
+    fn rewrite_sealed(&mut self, bodies: &[String], seal: Option<SessionSeal>) -> Result<()> {
         let path = self.folder.join("transcript.new");
-        self.log =
-            replace(&path, &self.folder.join(TRANSCRIPT), bodies).map_err(|error| io_error(&path, &error))?;
+        self.log = replace((&path, &self.folder.join(TRANSCRIPT)), bodies, seal)
+            .map_err(|error| io_error(&path, &error))?;
         // Either file is the whole session, so a failed sync of the folder loses nothing.
         drop(folder::sync_folder(&self.folder));
         Ok(())
     }
 
     /// Returns the lines of the file.
-    fn bodies(&self) -> Result<Vec<String>> {
+    pub(super) fn bodies(&self) -> Result<Vec<String>> {
         let path = self.folder.join(TRANSCRIPT);
         let bytes = super::read_transcript(&path, &self.name)?;
-        Ok(log::scan(&bytes).bodies.into_iter().map(str::to_owned).collect())
+        let opened = sealing::open(&log::scan(&bytes).bodies, self.store.vault.as_ref());
+        let opened = opened.map_err(|message| StoreError::Unsupported { path, message })?;
+        Ok(opened.bodies.into_iter().map(Cow::into_owned).collect())
     }
 
     /// Rewrites a file of an older schema with a header of a later one.
@@ -233,7 +262,7 @@ impl SessionWriter {
         let saved = self.replayed(&records)?;
         let mut bodies = self.bodies()?;
         bodies.extend(records.iter().map(LogRecord::to_body));
-        self.check_length(num_bytes(&bodies))?;
+        self.check_length(self.num_bytes(&bodies))?;
         let (store, blobs) = (self.store.clone(), saved.blobs.clone());
         store.save_blobs(&named_images(&records), &blobs, || self.rewrite(&bodies))?;
         self.saved = store.with_blobs(saved);
@@ -245,7 +274,7 @@ impl SessionWriter {
         if self.log.len() < self.compact_at {
             return Ok(());
         }
-        let needed = num_bytes(&self.needed());
+        let needed = self.num_bytes(&self.needed());
         self.compact_at = needed.saturating_mul(4).max(self.compact_bytes);
         if self.log.len() < self.compact_at { Ok(()) } else { self.compact().map(drop) }
     }
@@ -262,7 +291,7 @@ impl SessionWriter {
         let saved = self.replayed(&records)?;
         self.compact_if_long()?;
         let bodies: Vec<String> = records.iter().map(LogRecord::to_body).collect();
-        self.check_length(self.log.len() + num_bytes(&bodies))?;
+        self.check_length(self.log.len() + self.num_bytes(&bodies))?;
         let (log, path) = (&mut self.log, self.folder.join(TRANSCRIPT));
         self.store.save_blobs(&named_images(&records), &saved.blobs, || {
             log.append(&bodies).map_err(|error| io_error(&path, &error))
@@ -283,6 +312,10 @@ impl SessionWriter {
         Ok(saved)
     }
 
+    fn num_bytes(&self, bodies: &[String]) -> u64 {
+        num_bytes(bodies, self.is_sealed())
+    }
+
     fn check_length(&self, num_bytes: u64) -> Result<()> {
         if num_bytes <= MAX_FILE_BYTES {
             return Ok(());
@@ -297,15 +330,23 @@ fn named_images(records: &[LogRecord]) -> BTreeSet<ImageHash> {
 }
 
 /// Returns the most bytes that `bodies` take as lines of a log.
-fn num_bytes(bodies: &[String]) -> u64 {
-    bodies.iter().map(|body| body.len() as u64 + 64).sum()
+fn num_bytes(bodies: &[String], is_sealed: bool) -> u64 {
+    let len = |body: &String| match is_sealed {
+        true => sealed_len(body.len() as u64),
+        false => body.len() as u64,
+    };
+    bodies.iter().map(|body| len(body) + 64).sum()
 }
 
 /// Writes a log beside `target` and renames it into place.
-pub(super) fn replace(new: &Path, target: &Path, bodies: &[String]) -> io::Result<Log<File>> {
+pub(super) fn replace(
+    (new, target): (&Path, &Path),
+    bodies: &[String],
+    seal: Option<SessionSeal>,
+) -> io::Result<Log<File>> {
     remove_if_there(new)?; // left by a crash
     let file = private_files::private_file(OpenOptions::new().append(true).create_new(true), new)?;
-    let mut log = Log::new(file);
+    let mut log = Log::new(file).with_seal(seal);
     let written = log.append(bodies).and_then(|()| fs::rename(new, target));
     if let Err(error) = written {
         drop(remove_if_there(new));

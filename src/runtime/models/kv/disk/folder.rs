@@ -10,7 +10,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, DirEntry, File, FileTimes, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -21,6 +21,7 @@ use super::page::{self, FORMAT_VERSION};
 use super::{DiskPageKey, MissingReason, PageLabel, PageName, PageUse};
 use crate::tensor::SharedBytes;
 use llmctl_base::private_files::{private_file, private_folder};
+use llmctl_base::vault::{KeyKind, SEALED_HEADER, Vault, open_any, sealed_id};
 
 pub(super) const MANIFEST: &str = "manifest.json";
 /// Says of a folder that came from another machine which weights its pages were computed with.
@@ -45,6 +46,7 @@ pub struct Folder {
     root: PathBuf,
     path: PathBuf,
     manifest: Value,
+    vault: Option<Vault>,
 }
 
 /// A page's file, found by walking the folders.
@@ -70,48 +72,65 @@ pub fn file_name(key: DiskPageKey) -> String {
 
 /// Removes the pages with these names, of all models and groups below `root`, and every page that follows one of them
 /// in a sequence: those are unreachable now, and they hold later text of the removed conversation. Pages of prompts that
-/// were computed ahead stay, and what follows them. Returns the number of removed files.
+/// were computed ahead stay, and what follows them. The keys of sealed pages are erased with them, also those of files that are
+/// gone. Returns the number of removed files.
 ///
 /// # Errors
 /// Errors of the file system, except that a file is absent.
-pub fn forget(root: &Path, names: &HashSet<PageName>) -> io::Result<usize> {
-    let mut num_removed = 0;
+pub fn forget(root: &Path, names: &HashSet<PageName>, vault: Option<&Vault>) -> io::Result<usize> {
+    let mut forgotten = ForgottenPages { names: names.clone(), ..ForgottenPages::default() };
     if names.is_empty() {
         return Ok(0);
     }
     for folder in unless_gone(fs::read_dir(root))?.into_iter().flatten() {
         let folder = folder?;
         if is_folder(&folder) {
-            num_removed += forget_in(&folder.path(), names)?;
+            forgotten.add(&folder.path(), names)?;
         }
     }
-    Ok(num_removed)
+    erase_keys(vault, forgotten.names.difference(&forgotten.pinned))?;
+    Ok(forgotten.num_removed)
 }
 
-fn forget_in(folder: &Path, names: &HashSet<PageName>) -> io::Result<usize> {
-    let file = |entry: &DirEntry, key| {
-        let page = FoundPage::measure(entry, key).filter(|page| !page.is_pinned)?;
-        Some((page.key.name, page.path))
-    };
-    let pages = unless_gone(walk(folder, &AtomicBool::new(false), file))?.unwrap_or_default();
-    let mut followers: HashMap<PageName, Vec<PageName>> = HashMap::new();
-    let mut paths: HashMap<PageName, Vec<PathBuf>> = HashMap::new();
-    for (name, path) in pages {
-        // A page whose header cannot be read is matched by its own name only.
-        if let Some(parent) = File::open(&path).ok().and_then(|mut file| page::read_parent(&mut file)) {
-            followers.entry(parent).or_default().push(name);
+/// Erases the keys of pages; nothing without a vault.
+fn erase_keys<'a>(vault: Option<&Vault>, mut names: impl Iterator<Item = &'a PageName>) -> io::Result<()> {
+    let Some(vault) = vault else { return Ok(()) };
+    names.try_for_each(|name| vault.erase(KeyKind::Page, (*name).into()))
+}
+
+#[derive(Default)]
+struct ForgottenPages {
+    num_removed: usize,
+    /// Names of all pages that are to be removed.
+    names: HashSet<PageName>,
+    pinned: HashSet<PageName>,
+}
+
+impl ForgottenPages {
+    fn add(&mut self, folder: &Path, names: &HashSet<PageName>) -> io::Result<()> {
+        let pages =
+            unless_gone(walk(folder, &AtomicBool::new(false), FoundPage::measure))?.unwrap_or_default();
+        let (pinned, pages): (Vec<_>, Vec<_>) = pages.into_iter().partition(|page| page.is_pinned);
+        self.pinned.extend(pinned.into_iter().map(|page| page.key.name));
+        let mut followers: HashMap<PageName, Vec<PageName>> = HashMap::new();
+        let mut paths: HashMap<PageName, Vec<PathBuf>> = HashMap::new();
+        for FoundPage { key: DiskPageKey { name, .. }, path, .. } in pages {
+            // A page whose header cannot be read is matched by its own name only.
+            if let Some(parent) = File::open(&path).ok().and_then(|mut file| page::read_parent(&mut file)) {
+                followers.entry(parent).or_default().push(name);
+            }
+            paths.entry(name).or_default().push(path);
         }
-        paths.entry(name).or_default().push(path);
-    }
-    let mut num_removed = 0;
-    let mut left: Vec<PageName> = names.iter().copied().collect();
-    while let Some(name) = left.pop() {
-        left.extend(followers.remove(&name).unwrap_or_default());
-        for path in paths.remove(&name).unwrap_or_default() {
-            num_removed += usize::from(unless_gone(fs::remove_file(path))?.is_some());
+        let mut left: Vec<PageName> = names.iter().copied().collect();
+        while let Some(name) = left.pop() {
+            self.names.insert(name);
+            left.extend(followers.remove(&name).unwrap_or_default());
+            for path in paths.remove(&name).unwrap_or_default() {
+                self.num_removed += usize::from(unless_gone(fs::remove_file(path))?.is_some());
+            }
         }
+        Ok(())
     }
-    Ok(num_removed)
 }
 
 impl Folder {
@@ -122,7 +141,21 @@ impl Folder {
             "fingerprint": fingerprint,
             "made_of": description,
         });
-        Self { path: root.join(fingerprint), root, manifest }
+        Self { path: root.join(fingerprint), root, manifest, vault: None }
+    }
+
+    /// Seals new pages, and opens sealed ones.
+    pub fn with_vault(self, vault: Option<Vault>) -> Self {
+        Self { vault, ..self }
+    }
+
+    pub fn vault(&self) -> Option<&Vault> {
+        self.vault.as_ref()
+    }
+
+    /// Returns the length of the file of a page with a payload of `num_bytes`.
+    pub fn file_len(&self, label: &PageLabel, num_bytes: usize) -> u64 {
+        page::file_len(label, num_bytes) + self.vault.as_ref().map_or(0, |_| SEALED_HEADER as u64)
     }
 
     pub fn root(&self) -> &Path {
@@ -204,7 +237,10 @@ impl Folder {
             _ => {}
         }
         replace(fan_out, &path, |file| {
-            page::write(file, label, payload)?;
+            match &self.vault {
+                None => page::write(file, label, payload)?,
+                Some(vault) => file.write_all(&sealed(vault, label, payload)?)?,
+            }
             file.set_times(used_now(label.depth, Duration::ZERO))
         })
     }
@@ -224,12 +260,36 @@ impl Folder {
             return Err(MissingReason::Io(format!("{}: not a regular file", path.display())));
         }
         let mut file = File::open(&path).map_err(io)?;
-        let len = file.metadata().map_err(io)?.len();
+        let mut len = file.metadata().map_err(io)?.len();
+        let mut header = Vec::new();
+        (&file).take(SEALED_HEADER as u64).read_to_end(&mut header).map_err(io)?;
+        let is_sealed = sealed_id(&header).is_some();
+        if is_sealed {
+            len -= header.len() as u64;
+        } else {
+            file.rewind().map_err(io)?;
+        }
         page::check_len(&mut file, len, label, num_bytes)?;
-        let bytes = contents(&mut file, len).map_err(io)?;
+        file.rewind().map_err(io)?;
+        let bytes = match is_sealed {
+            true => self.opened(&mut file, len)?,
+            false => contents(&mut file, len).map_err(io)?,
+        };
         let payload = page::find_payload(&bytes, label, num_bytes)?;
         note_use(&file, PageUse { depth: label.depth, is_shared: false });
         Ok(bytes.slice(payload.start, payload.len()))
+    }
+
+    /// Returns the plain content of a sealed page, `len` bytes.
+    fn opened(&self, file: &mut File, len: u64) -> Result<SharedBytes, MissingReason> {
+        let mut bytes = Vec::new();
+        let most = len + SEALED_HEADER as u64;
+        file.take(most).read_to_end(&mut bytes).map_err(|error| MissingReason::Io(error.to_string()))?;
+        match open_any(self.vault(), KeyKind::Page, &mut bytes) {
+            Ok(plain) => Ok(SharedBytes::from(bytes).slice(plain.start, plain.len())),
+            Err(reason) if self.vault.is_none() => Err(MissingReason::Io(reason)),
+            Err(reason) => Err(MissingReason::Damaged(reason)),
+        }
     }
 
     /// Returns whether there is a file under the page's name.
@@ -277,6 +337,14 @@ impl Folder {
         Ok(found)
     }
 
+    /// Erases the keys of pages that are removed.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn erase_keys<'a>(&self, names: impl Iterator<Item = &'a PageName>) -> io::Result<()> {
+        erase_keys(self.vault(), names)
+    }
+
     pub fn is_ours(&self, found: &FoundPage) -> bool {
         found.path.starts_with(&self.path)
     }
@@ -299,6 +367,13 @@ impl Folder {
         }
         Ok(())
     }
+}
+
+/// Returns the sealed file of a page, in which the names of the page and of the one before it stay in the clear.
+fn sealed(vault: &Vault, label: &PageLabel, payload: &[u8]) -> io::Result<Vec<u8>> {
+    let mut plain = Vec::new();
+    page::write(&mut plain, label, payload)?;
+    vault.seal_file(KeyKind::Page, label.key.name.into(), &plain, page::TOKENS_START)
 }
 
 /// Returns the content of a page's file, `len` bytes: the system's own copy of it, which is there already if the file was

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use llmctl_base::private_files::private_folder;
+use llmctl_base::vault::{KeyId, KeyKind, SEALED_HEADER, Vault, open_any, sealed_id};
 
 use super::folder::{replace, unless_gone};
 use crate::images::{ImageKey, ImageRows};
@@ -28,24 +29,45 @@ const LIMIT_BYTES: u64 = 2 << 30;
 pub struct ImageFolder {
     path: PathBuf,
     limit_bytes: u64,
+    vault: Option<Vault>,
 }
 
 fn path_of(root: &Path, key: ImageKey) -> PathBuf {
     root.join(FOLDER).join(key.to_string())
 }
 
-/// Removes the embeddings of these images below `root`.
+/// Removes the embeddings of these images below `root`, and their keys.
 ///
 /// # Errors
 /// Errors of the file system, except that a file is absent.
-pub fn forget_images(root: &Path, keys: impl IntoIterator<Item = ImageKey>) -> io::Result<()> {
-    keys.into_iter().try_for_each(|key| unless_gone(fs::remove_file(path_of(root, key))).map(drop))
+pub fn forget_images(
+    root: &Path,
+    keys: impl IntoIterator<Item = ImageKey>,
+    vault: Option<&Vault>,
+) -> io::Result<()> {
+    keys.into_iter().try_for_each(|key| {
+        vault.map_or(Ok(()), |vault| vault.erase(KeyKind::Rows, KeyId(key.0)))?;
+        unless_gone(fs::remove_file(path_of(root, key))).map(drop)
+    })
 }
 
 impl ImageFolder {
     /// Takes a folder beside pages with this limit; touches no file.
     pub fn new(root: &Path, page_limit: u64) -> Self {
-        Self { path: root.join(FOLDER), limit_bytes: LIMIT_BYTES.min(page_limit / 8) }
+        Self { path: root.join(FOLDER), limit_bytes: LIMIT_BYTES.min(page_limit / 8), vault: None }
+    }
+
+    /// Seals new files, and opens sealed ones.
+    pub fn with_vault(self, vault: Option<Vault>) -> Self {
+        Self { vault, ..self }
+    }
+
+    /// Returns the plain form of a file's content; as it is, if it cannot be opened.
+    fn opened(&self, mut file: Vec<u8>) -> Vec<u8> {
+        match open_any(self.vault.as_ref(), KeyKind::Rows, &mut file) {
+            Ok(plain) => file.split_off(plain.start),
+            Err(_) => file,
+        }
     }
 
     /// Returns the file of an image's embeddings; `None` if it is absent or damaged.
@@ -53,6 +75,7 @@ impl ImageFolder {
         let path = self.path.join(key.to_string());
         let metadata = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
         let bytes = if metadata.len() <= self.limit_bytes { fs::read(&path).ok()? } else { Vec::new() };
+        let bytes = self.opened(bytes);
         decode_any(&bytes, key).map(|_| bytes)
     }
 
@@ -65,6 +88,10 @@ impl ImageFolder {
         if metadata.len() <= self.limit_bytes {
             File::open(&path).ok()?.take(self.limit_bytes).read_to_end(&mut bytes).ok()?;
         }
+        if sealed_id(&bytes).is_some() && self.vault.is_none() {
+            return None;
+        }
+        let bytes = self.opened(bytes);
         match decode(&bytes, key, num_rows) {
             Some(rows) => {
                 let now = FileTimes::new().set_modified(SystemTime::now());
@@ -84,13 +111,17 @@ impl ImageFolder {
     /// # Errors
     /// Errors of the file system.
     pub fn write(&self, key: ImageKey, rows: &ImageRows) -> io::Result<()> {
-        let num_bytes = (HEADER_BYTES + rows.bytes() + CRC_BYTES) as u64;
+        let sealing = self.vault.as_ref().map_or(0, |_| SEALED_HEADER);
+        let num_bytes = (sealing + HEADER_BYTES + rows.bytes() + CRC_BYTES) as u64;
         if num_bytes > self.limit_bytes {
             return Ok(());
         }
         private_folder(&self.path, true)?;
         self.make_room(num_bytes)?;
-        let bytes = encode(key, rows);
+        let mut bytes = encode(key, rows);
+        if let Some(vault) = &self.vault {
+            bytes = vault.seal_file(KeyKind::Rows, KeyId(key.0), &bytes, 0)?;
+        }
         replace(&self.path, &self.path.join(key.to_string()), |file| file.write_all(&bytes))
     }
 
@@ -107,6 +138,10 @@ impl ImageFolder {
         for (_, len, path) in found {
             if used.saturating_add(num_bytes) <= self.limit_bytes {
                 break;
+            }
+            let key = path.file_name().and_then(|name| KeyId::from_hex(name.to_str()?));
+            if let Some((vault, key)) = self.vault.as_ref().zip(key) {
+                vault.erase(KeyKind::Rows, key)?;
             }
             unless_gone(fs::remove_file(path))?;
             used -= len;
@@ -202,7 +237,7 @@ mod tests {
         bytes[70] ^= 1;
         fs::write(&path, bytes).expect("written");
         assert!(folder.read(key(2), 4).is_none() && !path.exists());
-        forget_images(root.path(), [key(3), key(9)]).expect("removed");
+        forget_images(root.path(), [key(3), key(9)], None).expect("removed");
         assert!(folder.read(key(3), 4).is_none());
     }
 }

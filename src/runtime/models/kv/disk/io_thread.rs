@@ -5,12 +5,12 @@
 //! If a page does not fit, the least recently used files are removed until seven eighths of the limit are
 //! used, so that walks stay rare.
 
+use std::collections::HashSet;
 use std::io;
 use std::time::SystemTime;
 
 use super::folder::{Folder, FoundPage};
 use super::io_queue::{IoJob, IoQueue, ReadJob, WriteJob};
-use super::page;
 use super::{MissingReason, PageUse};
 use crate::tensor::SharedBytes;
 use llmctl_base::notice::Notice;
@@ -92,7 +92,7 @@ impl IoThread<'_> {
             self.folder.touch(label.key, PageUse { depth: label.depth, is_shared: false });
             return Ok(true);
         }
-        let len = page::file_len(label, write.bytes.len());
+        let len = self.folder.file_len(label, write.bytes.len());
         if !self.make_room(len)? {
             return Ok(false);
         }
@@ -155,16 +155,20 @@ impl IoThread<'_> {
         found.sort_unstable_by_key(|page| page.last_use);
         let mut left: u64 = found.iter().map(|page| page.num_bytes).sum();
         let (now, mut num_shared) = (SystemTime::now(), 0);
-        for page in found.into_iter().filter(|page| !page.is_pinned) {
-            if left <= target {
-                break;
+        let (mut removed, mut kept) = (HashSet::new(), HashSet::new());
+        for page in found {
+            if left <= target || page.is_pinned {
+                kept.insert(page.key.name);
+                continue;
             }
+            removed.insert(page.key.name);
             self.folder.remove_found(&page)?;
             left -= page.num_bytes;
             num_shared += usize::from(page.is_shared(now));
             self.space.used_bytes = Some(left);
             self.queue.count_removed(self.folder.is_ours(&page).then_some(page.key));
         }
+        self.folder.erase_keys(removed.difference(&kept))?;
         if num_shared > 0 {
             let limit_bytes = self.space.limit_bytes;
             self.queue.note(Notice::KvSharedPagesRemoved { count: num_shared, limit_bytes });

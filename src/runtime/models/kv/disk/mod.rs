@@ -15,6 +15,8 @@
 //! drops from memory it reads again unverified, as it does the weights: an error of the disk then ends the
 //! process (SIGBUS).
 //!
+//! With a [`Vault`], new files are sealed. A sealed page is opened into memory of its own, as much as the pool counts for a page.
+//!
 //! `page` is the file format, `image_rows` keeps embeddings of images beside the pages, `folder` is the layout, `io_queue` the requests and answers, `io_thread` the
 //! thread, `portable` what moves pages between machines, `warm` prompts whose pages stay. The caller decides which pages to save and interprets their bytes.
 
@@ -38,6 +40,7 @@ use self::io_queue::IoQueue;
 use crate::tensor::SharedBytes;
 use llmctl_base::error::{Error, Result};
 use llmctl_base::notice::Notice;
+use llmctl_base::vault::{KeyId, Vault};
 
 pub use self::folder::{file_name, forget, parse_file_name};
 pub use self::image_rows::{ImageFolder, decode_any, forget_images};
@@ -51,6 +54,12 @@ pub use super::prefix::{PageName, names};
 /// Bytes that may wait to be written, and again as many that may wait to be polled: 18 pages of an 8B model.
 pub const DEFAULT_QUEUE_BYTES: u64 = 64 << 20;
 const MAX_FINGERPRINT_BYTES: usize = 128;
+
+impl From<PageName> for KeyId {
+    fn from(name: PageName) -> Self {
+        Self(name.0)
+    }
+}
 
 /// Key of one page of one group of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -96,6 +105,8 @@ pub struct DiskConfig {
     pub description: Value,
     /// Bytes that may wait to be written, and again as many that may wait to be polled. A single page may be larger.
     pub queue_bytes: u64,
+    /// Keys that new files are sealed with; `None` leaves them plain. Files of both forms are read.
+    pub vault: Option<Vault>,
 }
 
 /// Result of saving a page.
@@ -168,8 +179,8 @@ impl DiskStore {
     /// start a thread.
     pub fn open(config: DiskConfig) -> Result<Self> {
         check_fingerprint(&config.fingerprint)?;
-        let DiskConfig { root, limit_bytes, fingerprint, description, queue_bytes } = config;
-        let folder = Arc::new(Folder::new(root, &fingerprint, &description));
+        let DiskConfig { root, limit_bytes, fingerprint, description, queue_bytes, vault } = config;
+        let folder = Arc::new(Folder::new(root, &fingerprint, &description).with_vault(vault));
         let queue = Arc::new(IoQueue::new(queue_bytes));
         let mut store = Self { queue, folder: Arc::clone(&folder), limit_bytes, thread: None };
         if limit_bytes == 0 {
@@ -207,7 +218,7 @@ impl DiskStore {
 
     /// Queues a page to be written.
     pub fn save(&self, label: PageLabel, bytes: Vec<u8>) -> Saving {
-        if self.thread.is_none() || page::file_len(&label, bytes.len()) > self.limit_bytes {
+        if self.thread.is_none() || self.folder.file_len(&label, bytes.len()) > self.limit_bytes {
             return self.queue.drop_page();
         }
         self.queue.save(label, bytes)
@@ -226,7 +237,8 @@ impl DiskStore {
 
     /// Returns the folder of images' embeddings; `None` if the store is off.
     pub fn images(&self) -> Option<ImageFolder> {
-        self.thread.as_ref().map(|_| ImageFolder::new(self.folder.root(), self.limit_bytes))
+        let folder = || ImageFolder::new(self.folder.root(), self.limit_bytes);
+        self.thread.as_ref().map(|_| folder().with_vault(self.folder.vault().cloned()))
     }
 
     /// Folder of the pages of all fingerprints.

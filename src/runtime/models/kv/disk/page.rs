@@ -16,6 +16,8 @@
 //! | `p` | payload |
 //! | 4 | CRC-32 (ISO 3309) of everything before |
 //!
+//! A sealed page is such a file in the form of [`sealed_id`]'s module, with the bytes before the tokens in the clear.
+//!
 //! The tokens are those of [`PageLabel::tokens`], with what names the images among them.
 //!
 //! The expected header is known before the file is opened, so it is compared as a whole, and no size from the
@@ -27,6 +29,7 @@ use std::ops::Range;
 
 use super::super::PageContent;
 use super::{DiskPageKey, MissingReason, PageLabel, PageName};
+use llmctl_base::vault::{SEALED_HEADER, sealed_id};
 
 /// Version of the file format and of the folders' layout.
 pub const FORMAT_VERSION: u32 = 1;
@@ -41,7 +44,8 @@ const HAS_PARENT: Range<usize> = 20..24;
 const NUM_BYTES: Range<usize> = 24..32;
 const NAME: Range<usize> = 32..64;
 const PARENT: Range<usize> = 64..96;
-const TOKENS_START: usize = 96;
+/// Bytes before the tokens.
+pub const TOKENS_START: usize = 96;
 
 /// Returns the length of the file with a payload of `num_bytes`.
 pub fn file_len(label: &PageLabel, num_bytes: usize) -> u64 {
@@ -138,10 +142,15 @@ pub fn read_any(file: &[u8]) -> Result<(PageLabel, Range<usize>), String> {
     Ok((label, payload))
 }
 
-/// Reads the name of the preceding page without verifying the rest of the file; `None` if there is none.
+/// Reads the name of the preceding page, also of a sealed one, without verifying the rest of the file; `None` if there is none.
 pub fn read_parent(file: &mut impl Read) -> Option<PageName> {
     let mut found = [0; TOKENS_START];
     file.read_exact(&mut found).ok()?;
+    if sealed_id(&found).is_some() {
+        let read = found.len() - SEALED_HEADER;
+        found.copy_within(SEALED_HEADER.., 0);
+        file.read_exact(&mut found[read..]).ok()?;
+    }
     let is_page = found[..8] == *MAGIC && found[8..12] == FORMAT_VERSION.to_le_bytes();
     let has_parent = found[HAS_PARENT] == 1u32.to_le_bytes();
     let parent = found[PARENT].try_into().ok().filter(|_| is_page && has_parent)?;

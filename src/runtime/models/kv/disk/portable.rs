@@ -19,6 +19,7 @@ use super::folder::{
 use super::{DiskPageKey, PageName, page};
 use crate::tensor::SharedBytes;
 use llmctl_base::private_files::{private_folder, set_read_only};
+use llmctl_base::vault::{KeyKind, Vault, open_any, sealed_id};
 
 /// Whole files of pages of one fingerprint.
 #[derive(Debug, Clone)]
@@ -38,11 +39,12 @@ pub struct ForeignPages {
     pub weights_sha256: Vec<String>,
 }
 
-/// Reads all pages with these names below `root`, by fingerprint. Damaged pages are left out.
+/// Reads all pages with these names below `root`, by fingerprint, in their plain form. Damaged pages are left out, and sealed ones
+/// whose keys are not in `vault`.
 ///
 /// # Errors
 /// Errors of the file system, except that a file is absent.
-pub fn find_pages(root: &Path, names: &HashSet<PageName>) -> io::Result<Vec<PageSet>> {
+pub fn find_pages(root: &Path, names: &HashSet<PageName>, vault: Option<&Vault>) -> io::Result<Vec<PageSet>> {
     let mut sets = Vec::new();
     for (fingerprint, facts) in fingerprints(root)? {
         let file =
@@ -51,7 +53,12 @@ pub fn find_pages(root: &Path, names: &HashSet<PageName>) -> io::Result<Vec<Page
         let mut pages = Vec::new();
         for (key, path) in found.unwrap_or_default() {
             let Some(mut file) = unless_gone(File::open(&path))? else { continue };
-            let bytes = file.metadata().and_then(|metadata| contents(&mut file, metadata.len()))?;
+            let mut bytes = file.metadata().and_then(|metadata| contents(&mut file, metadata.len()))?;
+            if sealed_id(&bytes).is_some() {
+                let mut copy = bytes.to_vec();
+                let Ok(plain) = open_any(vault, KeyKind::Page, &mut copy) else { continue };
+                bytes = SharedBytes::from(copy).slice(plain.start, plain.len());
+            }
             if page::read_any(&bytes).is_ok_and(|(label, _)| label.key == key) {
                 pages.push((key, bytes));
             }

@@ -216,8 +216,8 @@ impl Contents {
         let listed = self.manifest.sessions.get(at).filter(|_| at == self.sessions.len());
         let listed = listed.ok_or("no session of that number")?;
         let name = SessionName::new(&listed.name).map_err(|error| error.to_string())?;
-        let loaded = load(Path::new(&listed.name), transcript).into_result();
-        let (_, saved) = loaded.map_err(|error| error.to_string())?;
+        let loaded = load(Path::new(&listed.name), transcript, None).into_result();
+        let saved = loaded.map_err(|error| error.to_string())?.saved;
         if saved.turns.len() != listed.turns {
             return Err(format!("{} turns instead of {}", saved.turns.len(), listed.turns));
         }

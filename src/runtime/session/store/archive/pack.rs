@@ -15,6 +15,7 @@ use super::{
     ArchiveManifest, ArchivedModel, ArchivedPart, ArchivedSession, MANIFEST, PartName, SCHEMA, SEAL_NAME,
 };
 use llmctl_base::error::Result;
+use llmctl_base::vault::Vault;
 use llmctl_image::ImageHash;
 use llmctl_models::images::ImageKey;
 use llmctl_models::kv::TokenBuf;
@@ -98,13 +99,14 @@ impl SessionStore {
         }
         package.num_images = package.parts.len() - sessions.len();
         let Some(root) = &self.kv else { return Ok(package) };
-        let folder = ImageFolder::new(root, u64::MAX);
+        let folder = ImageFolder::new(root, u64::MAX).with_vault(self.vault.clone());
         let rows = needs.rows.iter().filter_map(|key| Some((*key, folder.file(*key)?)));
         rows.for_each(|(key, file)| package.add(PartName::Rows(key), file.into()));
         let references: BTreeSet<&str> =
             sessions.iter().filter_map(|(_, saved)| saved.model.reference.as_deref()).collect();
-        package
-            .add_kv(root, &needs, |model| references.iter().find_map(|reference| hashes(reference, model)))?;
+        package.add_kv((root, self.vault.as_ref()), &needs, |model| {
+            references.iter().find_map(|reference| hashes(reference, model))
+        })?;
         Ok(package)
     }
 
@@ -125,7 +127,7 @@ impl SessionStore {
             package.manifest.prompts.push(prompt.name.clone());
         }
         if let Some(root) = &self.kv {
-            package.add_kv(root, &needs, |model| {
+            package.add_kv((root, self.vault.as_ref()), &needs, |model| {
                 prompts.iter().find_map(|prompt| hashes(&prompt.model, model))
             })?;
         }
@@ -185,12 +187,12 @@ impl Package {
 
     fn add_kv(
         &mut self,
-        root: &Path,
+        (root, vault): (&Path, Option<&Vault>),
         needs: &Needs,
         hashes: impl Fn(&Fingerprint) -> Option<Vec<String>>,
     ) -> Result<()> {
         let names = needs.pages.keys().copied().collect();
-        for set in disk::find_pages(root, &names).map_err(|error| io_error(root, &error))? {
+        for set in disk::find_pages(root, &names, vault).map_err(|error| io_error(root, &error))? {
             self.add_pages(set, needs, &hashes);
         }
         Ok(())

@@ -16,6 +16,7 @@ use super::{ArchiveManifest, ArchivedModel, PartContent, PartName, refusal};
 use llmctl_base::error::Result;
 use llmctl_base::private_files::{private_file, private_folder};
 use llmctl_base::units::bytes;
+use llmctl_base::vault::Vault;
 use llmctl_models::images::ImageKey;
 use llmctl_models::kv::disk::{
     DEFAULT_QUEUE_BYTES, DiskConfig, DiskEvent, DiskStore, ImageFolder, PageLabel, Saving, WarmPrompt,
@@ -154,7 +155,7 @@ impl SessionStore {
         if contents.prompts.iter().all(|prompt| there.contains(prompt)) && is_whole() {
             return Ok(ImportedPages::default());
         }
-        let mut pages = PageImport::new(Some(root), contents, kv_limit);
+        let mut pages = PageImport::new(Some(root), self.vault.clone(), contents, kv_limit);
         let contents = read_parts(file, (path, *len), &mut |_, content, bytes| {
             if let PartContent::Page { model, label, payload } = content {
                 pages.put(model, label, &bytes[payload]);
@@ -184,11 +185,16 @@ impl SessionStore {
         import: Import<'_>,
     ) -> Result<Imported> {
         let Archive { path, file, len, contents } = archive;
-        let mut pages = PageImport::new(self.kv.as_deref(), contents, import.kv_limit);
+        let mut pages = PageImport::new(self.kv.as_deref(), self.vault.clone(), contents, import.kv_limit);
+        let mut blobs = Blobs::in_folder(draft.to_owned(), None);
         let contents = read_parts(file, (path, *len), &mut |read, content, bytes| match content {
             PartContent::Session if read.manifest == contents.manifest => Ok(()),
             PartContent::Session | PartContent::Prompt => {
                 Err(refusal(path, "the file changes while it is read"))
+            }
+            PartContent::Image(hash) if self.vault.is_some() => {
+                blobs.keep_bytes(hash, bytes); // not in a draft, which is plain
+                Ok(())
             }
             PartContent::Image(hash) => {
                 let path = draft.join(hash.to_string());
@@ -206,7 +212,6 @@ impl SessionStore {
         })?;
         let pages = pages.finish();
         let mut created = Vec::new();
-        let blobs = Blobs::in_folder(draft.to_owned());
         let branches = self.create_imported(contents.sessions, (name, &blobs, import.owner), &mut created);
         let branches = branches.inspect_err(|_| {
             created.iter().for_each(|branch| drop(self.remove(branch)));
@@ -269,6 +274,7 @@ impl SessionStore {
 /// Puts pages and embeddings on disk as an engine does, within the limit.
 struct PageImport<'a> {
     root: Option<&'a Path>,
+    vault: Option<Vault>,
     limit_bytes: u64,
     /// Of each model, whether its pages are taken.
     models: Vec<(&'a ArchivedModel, bool)>,
@@ -280,7 +286,7 @@ struct PageImport<'a> {
 }
 
 impl<'a> PageImport<'a> {
-    fn new(root: Option<&'a Path>, contents: &'a Contents, limit_bytes: u64) -> Self {
+    fn new(root: Option<&'a Path>, vault: Option<Vault>, contents: &'a Contents, limit_bytes: u64) -> Self {
         let root = root.filter(|_| limit_bytes > 0);
         let mut imported = ImportedPages::default();
         let notices = &mut imported.notices;
@@ -309,7 +315,7 @@ impl<'a> PageImport<'a> {
         if root.is_none() && !models.is_empty() {
             notices.push("KV is left out and will be computed anew: none is kept on disk".to_owned());
         }
-        Self { root, limit_bytes, models, end, open: None, num_beyond: 0, imported }
+        Self { root, vault, limit_bytes, models, end, open: None, num_beyond: 0, imported }
     }
 
     fn note(&mut self, notice: String) {
@@ -318,7 +324,9 @@ impl<'a> PageImport<'a> {
 
     fn put_rows(&mut self, key: ImageKey, file: &[u8]) {
         let (Some(root), Some(rows)) = (self.root, decode_any(file, key)) else { return };
-        if let Err(error) = ImageFolder::new(root, self.limit_bytes).write(key, &rows) {
+        if let Err(error) =
+            ImageFolder::new(root, self.limit_bytes).with_vault(self.vault.clone()).write(key, &rows)
+        {
             self.note(format!("embeddings of an image are left out: {}: {error}", root.display()));
         }
     }
@@ -361,6 +369,7 @@ impl<'a> PageImport<'a> {
             fingerprint: fingerprint.clone(),
             description: made_of.clone(),
             queue_bytes: DEFAULT_QUEUE_BYTES,
+            vault: self.vault.clone(),
         });
         store.map_err(|error| error.to_string())
     }

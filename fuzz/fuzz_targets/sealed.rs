@@ -1,0 +1,2 @@
+#![no_main]
+llmctl_fuzz::fuzz!(sealed);
