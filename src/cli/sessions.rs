@@ -214,9 +214,8 @@ pub fn run(
         SessionsCommand::Encrypt { name } => encrypt(&parse(&name)?, &store)?,
         SessionsCommand::Purge { name } => removal::purge(&parse(&name)?, &store)?,
         SessionsCommand::Repair { name } => {
-            let name = parse(&name)?;
-            let repaired = store.repair(&name).map_err(|error| not_found(error, &store))?;
-            repair(&name, repaired.as_ref(), places)
+            let repaired = store.repair(&parse(&name)?).map_err(|error| not_found(error, &store))?;
+            repair(&parse(&name)?, repaired.as_ref(), places)
         }
     };
     print_either(args.output, &text, "llmctl.sessions.v1", object)

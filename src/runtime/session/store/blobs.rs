@@ -15,7 +15,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::folder::{self, io_error, transcripts};
-use super::{SessionStore, sealing};
+use super::{SessionStore, log, sealing};
 use llmctl_base::error::{Result, StoreError};
 use llmctl_base::private_files;
 use llmctl_base::vault::{KeyId, KeyKind, SEALED_HEADER, Vault, open_any, sealed_id};
@@ -246,7 +246,7 @@ impl BlobSteps for BlobFolder<'_> {
                 if is_sealed && self.vault.is_none() {
                     continue; // it names sealed blobs, and these stay
                 }
-                let plain = sealing::plain(&bytes, self.vault);
+                let plain = log::plain(&bytes, self.vault);
                 let plain = plain.map_err(|message| StoreError::Unsupported { path, message })?;
                 named.extend(named_in(&plain).map(|hash| BlobName { hash, is_sealed }));
             }

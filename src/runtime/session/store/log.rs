@@ -9,10 +9,12 @@
 //! has no line feed, or NULs where a block never reached the disk. Everything else that is wrong is damage,
 //! which is an error.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Write};
 
-use super::sealing::SessionSeal;
+use super::sealing::{SessionSeal, header_of};
+use llmctl_base::vault::Vault;
 
 const BEFORE_CRC: &str = r#"{"crc32":""#;
 const AFTER_CRC: &str = r#"","record":"#;
@@ -74,14 +76,35 @@ pub fn lines(mut chain: Option<u32>, bodies: &[String]) -> (String, Option<u32>)
     (lines, chain)
 }
 
+/// Returns a transcript with plain records, for readers of damaged and later files: lines that cannot be opened stay as they are, and
+/// checksums are not those of the records.
+///
+/// # Errors
+/// A sentence that continues "the session is encrypted, and".
+pub fn plain<'a>(transcript: &'a [u8], vault: Option<&Vault>) -> Result<Cow<'a, [u8]>, String> {
+    let mut lines = transcript.split_inclusive(|byte| *byte == b'\n').enumerate();
+    let body = |line: &'a [u8]| record_of(str::from_utf8(line).ok()?.trim_end_matches('\n'));
+    let first = lines.next().and_then(|(_, line)| header_of(body(line)?));
+    let Some(header) = first else { return Ok(Cow::Borrowed(transcript)) };
+    let seal = SessionSeal::find(&header, vault)?;
+    let mut plain = Vec::with_capacity(transcript.len());
+    for (at, line) in lines {
+        match body(line).and_then(|body| seal.open(at, body)) {
+            Some(body) => plain.extend_from_slice(unchecked_line(&body).as_bytes()),
+            None => plain.extend_from_slice(line),
+        }
+    }
+    Ok(Cow::Owned(plain))
+}
+
 /// Returns the record of a line, without its line feed; the checksum is not compared.
-pub fn record_of(line: &str) -> Option<&str> {
+fn record_of(line: &str) -> Option<&str> {
     let rest = line.strip_prefix(BEFORE_CRC)?.split_at_checked(8)?.1;
     rest.strip_prefix(AFTER_CRC)?.strip_suffix(AFTER_BODY)
 }
 
 /// Returns a line whose checksum stands for none.
-pub fn unchecked_line(body: &str) -> String {
+fn unchecked_line(body: &str) -> String {
     format!("{BEFORE_CRC}{:08x}{AFTER_CRC}{body}{AFTER_BODY}\n", 0)
 }
 

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use super::blobs::named_in;
 use super::folder::{self, Lock, io_error, transcripts};
 use super::lock;
+use super::log;
 use super::sealing::{self, SessionSeal};
 use super::token_history::each_sequence;
 use super::{SessionName, SessionStore, TRANSCRIPT, read_transcript, unfinished_name};
@@ -113,7 +114,7 @@ impl SessionStore {
         let mut told = Told::default();
         for path in self.kv.iter().flat_map(|_| transcripts(folder)) {
             let bytes = folder::read_file(&path).ok().flatten().unwrap_or_default();
-            let Ok(bytes) = sealing::plain(&bytes, self.vault.as_ref()) else { continue };
+            let Ok(bytes) = log::plain(&bytes, self.vault.as_ref()) else { continue };
             each_sequence(&bytes, |tokens| {
                 told.0.extend(disk::names(tokens));
                 told.1.extend(tokens.images.iter().map(|span| span.key));
@@ -238,7 +239,7 @@ fn used_in(transcript: &Path, names: &HashSet<PageName>, vault: Option<&Vault>) 
         Ok(None) => return used, // not a session, or just removed
         Err(_) => return Used { is_unknown: true, ..used },
     };
-    let Ok(bytes) = sealing::plain(&bytes, vault) else { return Used { is_unknown: true, ..used } };
+    let Ok(bytes) = log::plain(&bytes, vault) else { return Used { is_unknown: true, ..used } };
     let mut departs = false;
     let is_whole = each_sequence(&bytes, |tokens| {
         // A page name covers all pages before it, so the first unknown name ends the shared prefix.

@@ -10,7 +10,6 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
-use super::log;
 use llmctl_base::vault::{KeyId, KeyKind, SEAL_BYTES, SealKey, Vault};
 
 /// Schema of a sealed file, of the family that older versions refuse.
@@ -22,7 +21,7 @@ const MAX_HEADER_BYTES: usize = 512;
 /// The first line.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct SealedHeader {
+pub struct SealedHeader {
     /// `header`.
     r#type: String,
     schema: String,
@@ -54,7 +53,7 @@ impl SessionSeal {
     ///
     /// # Errors
     /// A sentence that continues "the session is encrypted, and".
-    fn find(header: &SealedHeader, vault: Option<&Vault>) -> Result<Self, String> {
+    pub fn find(header: &SealedHeader, vault: Option<&Vault>) -> Result<Self, String> {
         let vault = vault.ok_or("its folder of keys is needed (--encrypt DIR)")?;
         let id = |hex: &str| KeyId::from_hex(hex).ok_or("its first line is damaged");
         let replaces = header.replaces.as_deref().map(id).transpose()?;
@@ -81,7 +80,7 @@ impl SessionSeal {
     }
 
     /// Opens the line behind `num_lines` lines.
-    fn open(&self, num_lines: usize, body: &str) -> Option<String> {
+    pub fn open(&self, num_lines: usize, body: &str) -> Option<String> {
         let sealed = STANDARD.decode(body.strip_prefix('"')?.strip_suffix('"')?).ok()?;
         String::from_utf8(self.key.open(&context(num_lines), sealed)?).ok()
     }
@@ -97,7 +96,8 @@ pub const fn sealed_len(num_bytes: u64) -> u64 {
     (num_bytes + SEAL_BYTES as u64).div_ceil(3) * 4 + 2
 }
 
-fn header_of(body: &str) -> Option<SealedHeader> {
+/// Parses a first record; `None` unless it is that of a sealed transcript.
+pub fn header_of(body: &str) -> Option<SealedHeader> {
     let header: SealedHeader = serde_json::from_str(body).ok()?;
     (header.r#type == "header" && header.schema == SCHEMA).then_some(header)
 }
@@ -146,25 +146,4 @@ pub fn open<'a>(bodies: &[&'a str], vault: Option<&Vault>) -> Result<OpenedLines
         opened.bodies.push(Cow::Owned(body));
     }
     Ok(OpenedLines { seal: Some(seal), ..opened })
-}
-
-/// Returns a transcript with plain records, for readers of damaged and later files: lines that cannot be opened stay as they are, and
-/// checksums are not those of the records.
-///
-/// # Errors
-/// A sentence that continues "the session is encrypted, and".
-pub fn plain<'a>(transcript: &'a [u8], vault: Option<&Vault>) -> Result<Cow<'a, [u8]>, String> {
-    let mut lines = transcript.split_inclusive(|byte| *byte == b'\n').enumerate();
-    let body = |line: &'a [u8]| log::record_of(str::from_utf8(line).ok()?.trim_end_matches('\n'));
-    let first = lines.next().and_then(|(_, line)| header_of(body(line)?));
-    let Some(header) = first else { return Ok(Cow::Borrowed(transcript)) };
-    let seal = SessionSeal::find(&header, vault)?;
-    let mut plain = Vec::with_capacity(transcript.len());
-    for (at, line) in lines {
-        match body(line).and_then(|body| seal.open(at, body)) {
-            Some(body) => plain.extend_from_slice(log::unchecked_line(&body).as_bytes()),
-            None => plain.extend_from_slice(line),
-        }
-    }
-    Ok(Cow::Owned(plain))
 }
