@@ -125,7 +125,8 @@ impl Home {
     }
 
     fn num_keys(&self, kind: &str) -> usize {
-        fs::read_dir(self.path("keys").join(kind)).map_or(0, Iterator::count)
+        let keys = fs::read_dir(self.path("keys").join(kind)).into_iter().flatten().flatten();
+        keys.filter(|key| key.metadata().expect("there").len() > 0).count() // an erased one of a session is empty
     }
 
     /// Puts files back, as from a backup.
@@ -283,10 +284,7 @@ fn what_was_removed_cannot_be_read_from_a_copy() {
     let store = home.store();
     for session in ["a", "c"] {
         let gone = refusal(store.read(&name(session)));
-        assert!(
-            gone.contains(&format!("session \"{session}\" is encrypted, and its key is not in")),
-            "{gone}"
-        );
+        assert!(gone.contains(&format!("session \"{session}\" is encrypted, and its key in ")), "{gone}");
         assert!(gone.contains("it was erased"), "{gone}");
         assert_eq!(refusal(store.open(&name(session)).map(drop)), gone);
     }
@@ -360,8 +358,11 @@ fn a_sealed_session_needs_its_keys_and_nothing_changes_without_them() {
     assert!(listed[0].summary.as_ref().expect_err("sealed").to_string().ends_with(needed));
     // Another folder of keys has another key.
     let other = Vault::open(&home.path("other"), None).expect("opened");
-    let refused = refusal(home.plain().with_vault(Some(other)).open(&name("a")).map(drop));
+    let other = home.plain().with_vault(Some(other));
+    let refused = refusal(other.open(&name("a")).map(drop));
     assert!(refused.contains("belongs to another folder of keys"), "{refused}");
+    let refused = refusal(other.remove(&name("a")));
+    assert!(refused.contains("its key has to be erased"), "{refused}");
     assert_eq!(home.files(), before);
     // A plain session beside it goes on, and removing it touches nothing that is sealed.
     drop(home.session(&plain, "p", &[(1, 2), (9, 1)]));
@@ -369,6 +370,53 @@ fn a_sealed_session_needs_its_keys_and_nothing_changes_without_them() {
     assert_eq!(turns(&home.store().read(&name("a")).expect("reads")).len(), 1);
     let hash = ImageHash::of(b"pixels of an image");
     assert!(home.store().read(&name("a")).expect("reads").blobs.read(&hash).is_ok());
+}
+
+#[test]
+fn a_copy_with_the_same_key_is_not_lost_with_the_session() {
+    let home = Home::new();
+    let store = home.store();
+    whole_session(&home, &store);
+    let copy = home.path("data/sessions/b/transcript.jsonl");
+    fs::create_dir_all(copy.parent().expect("a folder")).expect("created");
+    fs::copy(home.transcript("a"), &copy).expect("copied");
+    let refused = refusal(store.remove(&name("a")));
+    assert!(
+        refused.starts_with(&copy.display().to_string()) && refused.contains("the same key"),
+        "{refused}"
+    );
+    assert_eq!(turns(&store.read(&name("a")).expect("reads")).len(), 1);
+    fs::remove_dir_all(copy.parent().expect("a folder")).expect("removed by hand");
+    store.remove(&name("a")).expect("removed");
+}
+
+#[test]
+fn a_removal_that_was_cut_short_is_finished_by_the_next() {
+    let home = Home::new();
+    let store = home.store();
+    whole_session(&home, &store);
+    drop(home.session(&store, "c", &[(7, 3)]));
+    let sessions = home.path("data/sessions");
+    fs::rename(sessions.join("a"), sessions.join(".unfinished-removed-1-2-3")).expect("taken away");
+    // Without the keys it stays.
+    home.plain().remove(&name("a")).expect_err("there is none");
+    assert!(sessions.join(".unfinished-removed-1-2-3").exists());
+    store.remove(&name("c")).expect("removed");
+    assert!(!sessions.join(".unfinished-removed-1-2-3").exists());
+    assert_eq!((home.num_keys("session"), home.num_keys("page"), home.num_keys("image")), (0, 0, 0));
+}
+
+#[test]
+fn what_cannot_be_read_of_a_removed_session_is_told() {
+    for damage in [|line: &[u8]| [&line[..20], b"!", &line[21..]].concat(), |_: &[u8]| Vec::new()] {
+        let home = Home::new();
+        let store = home.store();
+        drop(home.session(&store, "a", &[(1, 2), (2, 1)]));
+        let whole = fs::read(home.transcript("a")).expect("there");
+        fs::write(home.transcript("a"), damage(&whole)).expect("damaged");
+        let problem = store.remove(&name("a")).expect("removed").problem.expect("a warning");
+        assert!(problem.contains("could not be read"), "{problem}");
+    }
 }
 
 #[test]
@@ -657,6 +705,13 @@ fn answers_are_the_same_with_encryption_cold_and_warm_and_removal_holds_against_
 fn flags_variables_and_commands_for_keys() {
     let place = Place::new();
     place.run(&["sessions", "--encrypt-key-command", "echo x"]).check(2, "give --encrypt DIR too");
+    let mut empty = place.command(&["sessions"]);
+    empty.env("LLMCTL_ENCRYPT", "");
+    let empty = finish(empty, "");
+    empty.check(2, "LLMCTL_ENCRYPT is empty");
+    place.run(&["sessions", "--encrypt", "fresh"]).check(0, "fresh is a new folder of keys");
+    let again = place.run(&["sessions", "--encrypt", "fresh"]);
+    assert!(!again.check(0, "").stderr.contains("new folder"), "{again:?}");
     let by_command = ["--encrypt", "keys", "--encrypt-key-command", "printf 0123456789abcdef0123"];
     asked(&place, &[&["hi", "-n", "3", "--session", "a"], &by_command[..]].concat());
     assert!(!place.path("keys/master").exists());

@@ -57,6 +57,8 @@ pub enum KeyKind {
 }
 
 impl KeyKind {
+    const ALL: [Self; 4] = [Self::Session, Self::Image, Self::Page, Self::Rows];
+
     const fn name(self) -> &'static str {
         match self {
             KeyKind::Session => "session",
@@ -166,6 +168,9 @@ impl Vault {
         let path = folder.join(MASTER);
         let is_new = !folder.join(CHECK).exists();
         let master = match secret {
+            _ if is_new && KeyKind::ALL.iter().any(|kind| folder.join(kind.name()).exists()) => Err(format!(
+                "there are keys, and {CHECK} is missing: a new master key would open none of them"
+            )),
             Some(_) if path.exists() => {
                 Err("the keys are under this file, and not under a secret (--encrypt-key-command)".to_owned())
             }
@@ -203,6 +208,9 @@ impl Vault {
         let (path, context) = self.place(kind, id);
         match self.read(&path, &context) {
             Ok(Some(key)) => Ok(key),
+            Ok(None) if fs::metadata(&path).is_ok_and(|file| file.len() == 0) => {
+                Err(format!("its key in {} is gone: it was erased", self.folder.display()))
+            }
             Ok(None) => Err(format!("its key {} is damaged", path.display())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(format!(
                 "its key is not in {}: it was erased, or belongs to another folder of keys",
@@ -231,7 +239,13 @@ impl Vault {
         key.ok_or_else(|| io::Error::other("a key has another length"))
     }
 
-    /// Erases a key: overwrites, syncs and removes its file. Nothing that it has sealed can be read from then on.
+    /// Returns whether a session's key is or was in this folder.
+    pub fn knows(&self, id: KeyId) -> bool {
+        self.place(KeyKind::Session, id).0.exists()
+    }
+
+    /// Erases a key: overwrites, syncs and removes its file. Nothing that it has sealed can be read from then on. An empty file stays
+    /// of a session's, which tells it from a key of another folder.
     ///
     /// # Errors
     /// Errors of the file system, except that there is no such key.
@@ -240,7 +254,10 @@ impl Vault {
         let erased = OpenOptions::new().write(true).open(&path).and_then(|mut file| {
             file.write_all(&[0; KEY_FILE_BYTES])?;
             file.sync_all()?;
-            fs::remove_file(&path)
+            match kind {
+                KeyKind::Session => file.set_len(0).and_then(|()| file.sync_all()),
+                _ => fs::remove_file(&path),
+            }
         });
         match erased {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -437,6 +454,23 @@ mod tests {
             open(&keys).open_file(KeyKind::Rows, &mut sealed.clone()),
             Err("it is damaged".to_owned())
         );
+    }
+
+    #[test]
+    fn an_erased_session_is_told_from_one_of_another_folder() {
+        let (_folder, keys) = scratch();
+        let vault = open(&keys);
+        assert!(!vault.knows(ID));
+        let other = vault.key(KeyKind::Session, ID).expect_err("none").to_string();
+        vault.key_or_new(KeyKind::Session, ID).expect("a key");
+        vault.erase(KeyKind::Session, ID).expect("erased");
+        let erased = vault.key(KeyKind::Session, ID).expect_err("erased");
+        assert!(
+            vault.knows(ID) && erased.contains("is gone") && other.contains("another folder"),
+            "{erased}; {other}"
+        );
+        fs::remove_file(keys.join(CHECK)).expect("lost");
+        assert!(refused(&keys, None).contains("check.key is missing"));
     }
 
     #[test]

@@ -163,7 +163,7 @@ fn parse_and_run(args: Vec<OsString>, color: ColorWhen) -> Exit {
     }
     let context =
         CommandContext { config: &config, places: &places, terminal: &terminal, definition: &command };
-    let begun = sessions::encryption::begin(&cli.global);
+    let begun = sessions::encryption::begin(&cli.global, &terminal);
     begun.and_then(|()| dispatch(cli.command, context)).unwrap_or_else(|error| {
         let error = origins.name(error);
         terminal.error(&error);

@@ -364,9 +364,12 @@ fn encrypt(name: &SessionName, store: &SessionStore) -> Result<(String, Value), 
         text.push_str(&format!("session {name} {is}\n"));
         done.push(json!({"name": name.as_str(), "encrypted_now": is_new}));
     }
-    text.push_str(
-        "copies of its files made before, and what the disk still holds of them, stay plain text\n",
-    );
+    if done.iter().any(|one: &Value| one["encrypted_now"] == true) {
+        text.push_str(
+            "plain text stays: copies of its files made before, what the disk still holds of them, and lines typed in chat (the file \
+             `history` of the state folder)\n",
+        );
+    }
     Ok((text, json!({"encrypted": done})))
 }
 

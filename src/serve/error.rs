@@ -181,7 +181,9 @@ fn told(error: &Error) -> Option<String> {
         Error::Store(StoreError::Io { .. }) => "the session could not be read or written".to_owned(),
         Error::Store(StoreError::Damaged { line, .. }) => format!("the session is damaged in line {line}"),
         Error::Store(StoreError::Unsupported { .. }) => {
-            "the session was written in a form that this version does not read".to_owned()
+            "the session is in a form that this server does not read: of a newer version, or encrypted under keys that it lacks, or \
+             plain where it encrypts (--encrypt)"
+                .to_owned()
         }
         Error::Load(_) => "the model could not be loaded".to_owned(),
         _ => return None,

@@ -3,6 +3,7 @@
 //! Variations of one model run on one engine, one after the other, so that they share the KV pages of the tokens that their prompts
 //! begin with. Each starts from the flags alone: their order changes no answer. A variation that fails is reported in its place.
 
+use std::collections::BTreeSet;
 use std::iter;
 
 use serde_json::{Value, json};
@@ -13,7 +14,7 @@ use super::next_turn::{Next, text};
 use super::prompt::GatheredPrompt;
 use super::report::timings_json;
 use super::request::{input, turn_request};
-use super::settings::AnswerSettings;
+use super::settings::{AnswerSettings, spelled};
 use super::{OutputFormat, RunArgs, note_system};
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::flags::args::ModelArgs;
@@ -57,7 +58,7 @@ impl Variation {
     pub fn parse_all(command: &str, texts: &[String]) -> Result<Vec<Self>, CommandError> {
         let mut variations = Vec::new();
         for text in texts {
-            let words = shlex::split(text).ok_or_else(|| {
+            let words = shlex::split(&apart(text)).ok_or_else(|| {
                 CommandError::usage(format!("{command}: a quote is not closed in {text:?}"))
             })?;
             for words in words.split(|word| word == "|") {
@@ -77,7 +78,7 @@ impl Variation {
                 "system" => &mut variation.system,
                 "think" => &mut variation.think,
                 _ => {
-                    variation.values.push((key.to_owned(), value.to_owned()));
+                    variation.values.push((spelled(key), value.to_owned()));
                     continue;
                 }
             };
@@ -87,6 +88,10 @@ impl Variation {
                     variation.typed
                 )));
             }
+        }
+        let mut seen = BTreeSet::new();
+        if let Some((key, _)) = variation.values.iter().find(|(key, _)| !seen.insert(key)) {
+            return Err(CommandError::usage(format!("{command}: a second {key} in {:?}", variation.typed)));
         }
         variation.change(command, &mut AnswerSettings::default(), &mut Think::default())?;
         Ok(variation)
@@ -136,6 +141,23 @@ impl Variation {
         }
         Ok(())
     }
+}
+
+/// Puts blanks around each `|` outside of quotes.
+fn apart(text: &str) -> String {
+    let (mut quote, mut is_escaped) = (None, false);
+    let spaced = text.chars().map(|c| {
+        let is_plain = !std::mem::take(&mut is_escaped);
+        match (quote, c) {
+            (Some(open), _) if open == c && is_plain => quote = None,
+            (None, '"' | '\'') if is_plain => quote = Some(c),
+            (None | Some('"'), '\\') => is_escaped = is_plain,
+            (None, '|') if is_plain => return " | ".to_owned(),
+            _ => {}
+        }
+        c.to_string()
+    });
+    spaced.collect()
 }
 
 /// An answer with what stands above it.
@@ -420,6 +442,21 @@ short                \u{2502} several words in a
         assert_eq!(shown, expected);
         let wide = side_by_side(&[column("\u{65e5}\u{672c}", "a"), column("b", "c")], 24);
         assert_eq!(wide.lines().next(), Some("\u{65e5}\u{672c}       \u{2502} b"));
+    }
+
+    #[test]
+    fn variations_stand_apart_where_no_quote_is_open() {
+        let names = |text: &str| -> Vec<String> {
+            let all = Variation::parse_all("/compare", &[text.to_owned()]).expect("variations");
+            all.iter().map(|one| one.name("as given").to_owned()).collect()
+        };
+        assert_eq!(names("seed=1|seed=2 | qwen"), ["seed=1", "seed=2", "qwen"]);
+        assert_eq!(
+            names(r#"prompt="a|b \" c"|prompt='d|\'|"#),
+            ["prompt=a|b \" c", "prompt=d|\\", "as given"]
+        );
+        let twice = Variation::parse_all("/compare", &["top_p=1 top-p=0.5".to_owned()]).expect_err("refused");
+        assert_eq!(twice.to_string(), "/compare: a second top-p in \"top_p=1 top-p=0.5\"");
     }
 
     #[test]

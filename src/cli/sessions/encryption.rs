@@ -11,10 +11,15 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::flags::args::GlobalArgs;
+use crate::cli::places::expand_home;
+use crate::cli::terminal::Terminal;
 use llmctl_base::{Error, Vault};
 
 /// Most bytes of a secret.
 const MAX_SECRET_BYTES: u64 = 4096;
+
+/// An empty one is an error, unlike other variables.
+const VARIABLE: &str = "LLMCTL_ENCRYPT";
 
 static ASKED: OnceLock<Encryption> = OnceLock::new();
 
@@ -30,13 +35,22 @@ struct Encryption {
 ///
 /// # Errors
 /// A usage error for a command without a folder.
-pub fn begin(args: &GlobalArgs) -> Result<(), CommandError> {
+pub fn begin(args: &GlobalArgs, terminal: &Terminal) -> Result<(), CommandError> {
     let key_command = args.encrypt_key_command.clone();
     match &args.encrypt {
         Some(folder) => {
+            let folder = folder.to_str().map_or_else(|| folder.clone(), expand_home);
+            if !folder.join("check.key").exists() {
+                terminal.note(format!("--encrypt: {} is a new folder of keys", folder.display()));
+            }
             // A second call keeps the flags of the first: there is one command line.
-            let _ = ASKED.set(Encryption { folder: folder.clone(), key_command, vault: Mutex::default() });
+            let _ = ASKED.set(Encryption { folder, key_command, vault: Mutex::default() });
             Ok(())
+        }
+        None if std::env::var_os(VARIABLE).is_some() => {
+            let error =
+                CommandError::usage(format!("{VARIABLE} is empty: sessions would be saved in plain text"));
+            Err(error.hint("set it to a folder of keys, or unset it"))
         }
         None if key_command.is_some() => {
             let error = CommandError::usage("--encrypt-key-command: there is no folder of keys");

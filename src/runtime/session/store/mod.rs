@@ -64,6 +64,8 @@ pub use self::writer::SessionWriter;
 const TRANSCRIPT: &str = "transcript.jsonl";
 /// Prefix of folders that are being created or removed; no session's folder has it.
 const UNFINISHED: &str = ".unfinished-";
+/// Prefix of those that are being removed.
+const REMOVED: &str = ".unfinished-removed-";
 /// Age after which such folders, left by a crash, are removed.
 const LEFTOVER_AGE: Duration = Duration::from_secs(60 * 60);
 
@@ -383,7 +385,7 @@ impl SessionStore {
         }
         private_files::private_folder(&self.root, true).map_err(|error| io_error(&self.root, &error))?;
         self.remove_leftovers();
-        let draft = self.root.join(unfinished_name());
+        let draft = self.root.join(unfinished_name(UNFINISHED));
         let made = self.save_blobs(&saved.named_images(), &saved.blobs, || {
             let (log, lock) = self.make_draft(&draft, name, &saved)?;
             self.move_into_place(&draft, name)?;
@@ -444,7 +446,9 @@ impl SessionStore {
             let modified = entry.metadata().and_then(|metadata| metadata.modified());
             let is_old =
                 modified.is_ok_and(|time| time.elapsed().is_ok_and(|elapsed| elapsed > LEFTOVER_AGE));
-            if is_unfinished && is_old {
+            // Of a removal that a crash or an error has ended, at once: it is found under no name.
+            let is_removed = entry.file_name().to_str().is_some_and(|name| name.starts_with(REMOVED));
+            if is_unfinished && (is_old || is_removed) {
                 drop(self.erase_folder(&entry.path()));
             }
         }
@@ -535,10 +539,10 @@ fn name_taken(name: &SessionName) -> Error {
 }
 
 /// Returns a folder name that no process uses.
-fn unfinished_name() -> String {
+fn unfinished_name(prefix: &str) -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let nanos = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |elapsed| elapsed.as_nanos());
-    format!("{UNFINISHED}{}-{}-{nanos:x}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+    format!("{prefix}{}-{}-{nanos:x}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Returns the time in milliseconds since 1970, UTC.

@@ -16,7 +16,7 @@ use super::lock;
 use super::log;
 use super::sealing::{self, SessionSeal};
 use super::token_history::each_sequence;
-use super::{SessionName, SessionStore, TRANSCRIPT, read_transcript, unfinished_name};
+use super::{REMOVED, SessionName, SessionStore, TRANSCRIPT, read_transcript, unfinished_name};
 use llmctl_base::error::{Result, StoreError};
 use llmctl_base::vault::{KeyId, KeyKind, Vault};
 use llmctl_models::images::ImageKey;
@@ -61,6 +61,7 @@ impl SessionStore {
     /// # Errors
     /// Errors of [`Self::open`]. A damaged session can be removed.
     pub fn remove(&self, name: &SessionName) -> Result<Forgotten> {
+        self.remove_leftovers();
         let folder = self.existing(name)?;
         let lock = folder::lock(&folder, name)?;
         self.remove_locked(&folder, lock)
@@ -68,8 +69,9 @@ impl SessionStore {
 
     /// Holds the lock until the session cannot be found any more.
     pub(super) fn remove_locked(&self, folder: &Path, lock: Lock) -> Result<Forgotten> {
-        self.keys_in(folder)?;
-        let doomed = self.root.join(unfinished_name());
+        let keys = self.keys_in(folder)?;
+        self.check_sole(folder, &keys)?;
+        let doomed = self.root.join(unfinished_name(REMOVED));
         lock::take_away(lock, folder, &doomed)?;
         self.erase_folder(&doomed)
     }
@@ -78,11 +80,19 @@ impl SessionStore {
     /// a crash leaves a folder from which the next removal goes on.
     pub(super) fn erase_folder(&self, doomed: &Path) -> Result<Forgotten> {
         let keys = self.keys_in(doomed)?;
+        let is_partial = self.vault.is_some() && !self.is_readable(doomed);
         let mut forgotten = self.forget_kv(self.told_in(doomed));
+        if is_partial {
+            let message = "some of it could not be read: its KV is left, and the keys of that";
+            forgotten.problem.get_or_insert_with(|| message.to_owned());
+        }
         let io = |error: io::Error| io_error(doomed, &error);
         let erase = |key| self.vault.as_ref().map_or(Ok(()), |vault| vault.erase(KeyKind::Session, key));
         keys.into_iter().try_for_each(erase).map_err(io)?;
-        fs::remove_dir_all(doomed).map_err(io)?;
+        match fs::remove_dir_all(doomed) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
+            _ => {} // another process may finish the same removal
+        }
         self.add_blobs(&mut forgotten);
         Ok(forgotten)
     }
@@ -95,12 +105,51 @@ impl SessionStore {
         let mut keys = Vec::new();
         for path in transcripts(folder) {
             keys.extend(sealing::keys_of(&folder::read_file(&path)?.unwrap_or_default()));
-            if !keys.is_empty() && self.vault.is_none() {
-                let message = "the session is encrypted, and its key has to be erased: its folder of keys is needed (--encrypt DIR)";
+            let is_known = |key: &KeyId| self.vault.as_ref().is_some_and(|vault| vault.knows(*key));
+            if !keys.iter().all(is_known) {
+                let message = "the session is encrypted, and its key has to be erased: its folder of keys is needed (--encrypt DIR); \
+                               if that is lost, nothing can read the session, and its folder can be removed by hand";
                 return Err(StoreError::Unsupported { path, message: message.to_owned() }.into());
             }
         }
         Ok(keys)
+    }
+
+    /// Refuses to remove a session of which another folder is a copy, which has the same key.
+    fn check_sole(&self, folder: &Path, keys: &[KeyId]) -> Result<()> {
+        let has_key = |path: &PathBuf| {
+            let bytes = folder::read_file(path).ok().flatten().unwrap_or_default();
+            sealing::keys_of(&bytes).iter().any(|key| keys.contains(key))
+        };
+        let others =
+            self.session_folders().into_iter().filter(|(_, other)| !keys.is_empty() && other != folder);
+        match others.flat_map(|(_, other)| transcripts(&other)).find(has_key) {
+            None => Ok(()),
+            Some(path) => {
+                let message = "it is a copy of the session and has the same key: with that, both would be lost; \
+                               remove the folder of one by hand";
+                Err(StoreError::Unsupported { path, message: message.to_owned() }.into())
+            }
+        }
+    }
+
+    /// Returns the sessions of all owners, with their folders.
+    fn session_folders(&self) -> Vec<(SessionName, PathBuf)> {
+        let entries = self.owners.roots().into_iter().filter_map(|root| fs::read_dir(root).ok()).flatten();
+        let session = |entry: fs::DirEntry| {
+            Some((SessionName::from_folder(entry.file_name().to_str()?)?, entry.path()))
+        };
+        entries.flatten().filter_map(session).collect()
+    }
+
+    /// Returns whether all of the transcripts in a folder can be read.
+    fn is_readable(&self, folder: &Path) -> bool {
+        let is_whole = |path: PathBuf| {
+            let bytes = folder::read_file(&path).ok().flatten().unwrap_or_default();
+            let plain = log::plain(&bytes, self.vault.as_ref());
+            !bytes.is_empty() && plain.is_ok_and(|bytes| each_sequence(&bytes, |_| {}))
+        };
+        transcripts(folder).into_iter().all(is_whole)
     }
 
     /// Erases the key of the file that a sealed one has replaced.
@@ -197,14 +246,9 @@ impl SessionStore {
         let is_any = !pages.is_empty() || !images.is_empty();
         let Some(kv) = self.kv.as_ref().filter(|_| is_any) else { return forgotten };
         // Sessions of all owners, because pages have no owner.
-        let entries = self.owners.roots().into_iter().filter_map(|root| fs::read_dir(root).ok()).flatten();
-        let sessions = entries.flatten().filter_map(|entry| {
-            let name = SessionName::from_folder(entry.file_name().to_str()?)?;
-            Some((name, entry.path()))
-        });
         // Search all pages at once, because a shared prefix is followed from its first page.
         let mut kept = Told::default();
-        for (session, folder) in sessions {
+        for (session, folder) in self.session_folders() {
             let used = used_in(&folder.join(TRANSCRIPT), &pages, self.vault.as_ref());
             if used.is_unknown {
                 forgotten.unreadable.push(session);

@@ -10,7 +10,7 @@ use uuid::Uuid;
 use super::super::folder::io_error;
 use super::super::name::MAX_BRANCHED_BYTES;
 use super::super::saved::{Branch, ForkOf, SavedSession};
-use super::super::{Blobs, Listed, SessionName, SessionStore, name_taken, unfinished_name};
+use super::super::{Blobs, Listed, SessionName, SessionStore, UNFINISHED, name_taken, unfinished_name};
 use super::contents::{Contents, check_seal, read_parts};
 use super::{ArchiveManifest, ArchivedModel, PartContent, PartName, refusal};
 use llmctl_base::error::Result;
@@ -173,7 +173,7 @@ impl SessionStore {
     fn draft_folder(&self) -> Result<PathBuf> {
         private_folder(&self.root, true).map_err(|error| io_error(&self.root, &error))?;
         self.remove_leftovers();
-        let draft = self.root.join(unfinished_name());
+        let draft = self.root.join(unfinished_name(UNFINISHED));
         private_folder(&draft, false).map_err(|error| io_error(&draft, &error))?;
         Ok(draft)
     }
