@@ -216,7 +216,7 @@ fn bytes_of(tokens: &[u32]) -> Vec<u8> {
     tokens.iter().flat_map(|token| token.to_le_bytes()).collect()
 }
 
-/// What must not lie in clear: words, tokens as text and as numbers, bytes of images, of KV and of embeddings.
+/// Bytes that must not lie in clear: words, tokens as text and as numbers, images, KV and embeddings.
 fn traces() -> Vec<Vec<u8>> {
     vec![
         b"secret".to_vec(),
@@ -629,7 +629,7 @@ fn sigkill_while_saving_sealed_turns_loses_none_that_was_reported() {
         assert_eq!(has(&home.files(), b"secret"), None, "round {round}");
     }
     assert!(reported >= 20);
-    // Whoever opens it finishes what was cut short: of the session itself, one key is left.
+    // Opening finishes a rewrite that was cut short: one key of the session is left.
     drop(home.store().open(&name("a")).expect("opens"));
     let backup = home.files();
     home.store().remove(&name("a")).expect("removed");

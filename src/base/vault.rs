@@ -45,7 +45,7 @@ const FILE_ID: Range<usize> = 16..48;
 /// tag covers the first 48 bytes and those in the clear too.
 pub const SEALED_HEADER: usize = FILE_ID.end + SEAL_BYTES;
 
-/// What a key is for.
+/// Kind of a sealed file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyKind {
     Session,

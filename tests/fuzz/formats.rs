@@ -627,7 +627,7 @@ pub fn sealed_session_id(transcript: &[u8]) -> Option<String> {
 }
 
 /// The file of a key, and a file that it may seal: a page (even first byte), or a transcript (odd) whose checksums are made right.
-/// What is opened is sealed and opened again; all else is an error.
+/// The target seals opened content and opens it again; any other input is an error.
 pub fn sealed(data: &[u8]) -> bool {
     let Some((kind, rest)) = data.split_first() else { return false };
     let (key, file) = rest.split_at(rest.len().min(KEY_FILE_BYTES));

@@ -195,9 +195,7 @@ impl Chat<'_> {
             finish: &first.turn.finish,
         };
         let facts = answers.iter().map(|OtherAnswer { name, model, generated }| {
-            let outcome = &generated.answer.outcome;
-            let (usage, timings, finish) = (&outcome.usage, Some(&outcome.timings), &outcome.finish);
-            ComparedFacts { name, model, usage, timings, finish }
+            ComparedFacts::of(name, model, &generated.answer.outcome)
         });
         terminal.report(ComparedFacts::table(iter::once(before).chain(facts), terminal.columns()).trim_end());
         if answers.iter().any(|answer| answer.generated.signal.is_some()) {

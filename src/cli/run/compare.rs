@@ -26,7 +26,7 @@ use crate::cli::terminal::signal::Graceful;
 use crate::cli::terminal::wrap;
 use crate::cli::think::Think;
 use llmctl_engine::turn::{Answer, ToolUse, TurnRequest};
-use llmctl_engine::{Finish, Timings, Usage};
+use llmctl_engine::{Finish, Outcome, Timings, Usage};
 use llmctl_serve::wire::answer::{message_json, usage as usage_json};
 use llmctl_template::{Content, Message, Role, ToolCall};
 
@@ -183,7 +183,13 @@ pub struct ComparedFacts<'a> {
     pub finish: &'a Finish,
 }
 
-impl ComparedFacts<'_> {
+impl<'a> ComparedFacts<'a> {
+    /// Returns the facts of an answer of this process.
+    pub fn of(name: &'a str, model: &'a str, outcome: &'a Outcome) -> Self {
+        let Outcome { usage, timings, finish, .. } = outcome;
+        Self { name, model, usage, timings: Some(timings), finish }
+    }
+
     fn row(&self) -> Vec<String> {
         let Self { name, model, usage, timings, finish } = self;
         let number = |count: usize| if count == 0 { "-".to_owned() } else { count.to_string() };
@@ -203,7 +209,7 @@ impl ComparedFacts<'_> {
     }
 
     /// Returns the table of answers: tokens, times, and how each ended.
-    pub fn table<'a>(facts: impl IntoIterator<Item = ComparedFacts<'a>>, width: usize) -> String {
+    pub fn table(facts: impl IntoIterator<Item = Self>, width: usize) -> String {
         let head =
             ["VARIATION", "MODEL", "PROMPT", "CACHED", "ANSWER", "FIRST TOKEN", "TOK/S", "TIME", "END"];
         let rows = facts.into_iter().map(|facts| facts.row());
@@ -274,7 +280,7 @@ struct VariedAnswer {
     name: String,
     model: String,
     /// With its times.
-    answer: Result<(Answer, Value), CommandError>,
+    answer: Result<(Answer, Value), String>,
 }
 
 impl VariedRun<'_> {
@@ -314,26 +320,22 @@ impl VariedRun<'_> {
     ) {
         let args = ModelArgs { model: model.or(self.args.model.model.clone()), ..self.args.model.clone() };
         let loaded = load::load(&args, self.args.engine.resolve(false), self.terminal);
-        let mut failure = None;
-        let llm = loaded.map_err(|error| failure = Some(error)).ok();
         for (at, variation) in variations {
-            let answer = match &llm {
-                Some(llm) => self.answer(llm, variation, graceful),
-                None => {
-                    Err(failure.take().unwrap_or_else(|| CommandError::usage("the model was not loaded")))
-                }
+            let answer = match &loaded {
+                Ok(llm) => self.answer(llm, variation, graceful).map_err(|error| error.to_string()),
+                Err(error) => Err(error.to_string()),
             };
             if let Err(error) = &answer {
                 self.terminal.warn(format!("{}: {error}", variation.name("as given")));
             }
-            let model = llm.as_ref().map_or(args.model.clone(), |llm| Some(llm.info().name.clone()));
+            let model = loaded.as_ref().map_or(args.model.clone(), |llm| Some(llm.info().name.clone()));
             let (name, model) = (variation.name("as given").to_owned(), model.unwrap_or_default());
             answers.push(VariedAnswer { at, name, model, answer });
             if graceful.received().is_some() {
                 break;
             }
         }
-        llm.iter().for_each(|llm| llm.settle(self.terminal));
+        loaded.iter().for_each(|llm| llm.settle(self.terminal));
     }
 
     fn answer(
@@ -397,9 +399,7 @@ impl VariedRun<'_> {
         };
         let facts = answers.iter().filter_map(|compared| {
             let VariedAnswer { name, model, answer, .. } = compared;
-            let outcome = &answer.as_ref().ok()?.0.outcome;
-            let (usage, timings, finish) = (&outcome.usage, Some(&outcome.timings), &outcome.finish);
-            Some(ComparedFacts { name, model, usage, timings, finish })
+            Some(ComparedFacts::of(name, model, &answer.as_ref().ok()?.0.outcome))
         });
         print(&(texts + &ComparedFacts::table(facts, width)))
     }
@@ -416,7 +416,7 @@ impl VariedRun<'_> {
                 object["usage"] = usage_json(&outcome.usage);
                 object["timings"] = timings.clone();
             }
-            Err(error) => object["error"] = error.to_string().into(),
+            Err(error) => object["error"] = error.as_str().into(),
         }
         object
     }

@@ -23,7 +23,7 @@ const VARIABLE: &str = "LLMCTL_ENCRYPT";
 
 static ASKED: OnceLock<Encryption> = OnceLock::new();
 
-/// What the command line asks for.
+/// The flags for encryption.
 #[derive(Debug)]
 struct Encryption {
     folder: PathBuf,

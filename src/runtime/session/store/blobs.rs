@@ -135,7 +135,7 @@ trait BlobSteps {
     type Held<'a>
     where
         Self: 'a;
-    /// What is named and removed.
+    /// Name of a blob in transcripts and in the folder.
     type Name: Copy + Ord;
 
     /// Waits for the lock.

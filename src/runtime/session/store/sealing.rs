@@ -86,7 +86,7 @@ impl SessionSeal {
     }
 }
 
-/// What a line is bound to, beside the session's key.
+/// Returns the context that a line is sealed with: its number, from 0.
 fn context(num_lines: usize) -> [u8; 8] {
     (num_lines as u64).to_le_bytes()
 }
