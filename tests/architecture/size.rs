@@ -13,7 +13,7 @@ use super::{Source, assert_clean, skip_opaque, sources, without_test_modules};
 /// beside sparse attention took 930. A budget may only fall; a new capability gets a
 /// room, which its issue names.
 const BUDGETS: &[(&str, usize)] = &[
-    ("src/cli/", 24_625),
+    ("src/cli/", 24_620),
     ("src/bench/", 3_300),
     ("src/serve", 16_485),
     ("src/hub/", 3_460),
