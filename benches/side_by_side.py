@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""llmctl and llama.cpp on the same synthetic models, interleaved in one run: speed, memory, and the machine's limits.
+"""llmctl and other engines on the same models, interleaved in one run: speed, memory, and the machine's limits.
 
-  python benches/side_by_side.py [--quick] [--shapes NAMES] [--types NAMES] [--tests NAMES] [-r N] [--json FILE]
+  python benches/side_by_side.py [--quick] [--shapes NAMES | --model FILE] [--types NAMES] [--peers NAMES] [--more] [--tests NAMES] [-r N] [--json FILE]
 
 Needs numpy and gguf, and llama-cpp-python built for this machine (all from PyPI; where there is AMX, built by gcc 12,
 llama.cpp crashes without the change of its pull request 26954: the compiler leaves out most of the tiles'
 configuration); builds examples/throughput.rs itself. Models of the real shapes with random weights are written to a
-cache folder once: speed does not depend on the values. Both sides stay loaded and take turns (ours, llama.cpp without
-and with flash attention, ours, ...); a row is the ratio of medians, against the better of llama.cpp's two.
+cache folder once: speed does not depend on the values. All sides stay loaded and take turns; a row is the ratio of medians, against the
+best of the peers, each with the better of its options. benches/peers.py has the peers, and what each of them needs.
 
-Definitions are llama-bench's. pp512: a prompt of 512 tokens. tg128: 128 single steps after almost nothing;
-@N: after N tokens. 8 seq: 8 sequences of 128 tokens that decode together, all tokens. No prompt comes twice.
+Definitions are llama-bench's. pp512: a prompt of 512 tokens (pp4096 of 4,096). tg128: 128 single steps after almost nothing;
+@N: after N tokens. 8 seq (32 seq): so many sequences of 128 tokens that decode together, all tokens. No prompt comes twice.
 load: from the start of loading to the first token of a short prompt, the file in the page cache; `kept`: the same with
 packed weights that an earlier load has kept on disk. RSS: peak
 resident memory over the whole run, without what Python and the libraries held before loading. % limit: of
@@ -18,7 +18,6 @@ the int8 peak for prefill, of the read bandwidth for decoding, both read in the 
 turns.
 """
 import argparse
-import ctypes
 import json
 import os
 import statistics
@@ -27,6 +26,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from peers import CONTEXT_SLACK, OPTIONS, LlamaCpp, peak_rss_mib  # noqa: F401, the last two for the other scripts
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -63,9 +64,9 @@ DELTA_PERIOD, DELTA_KERNEL = 4, 4
 UNTIED = ("qwen3moe", "gpt-oss", "qwen35moe")  # the others use the embeddings for logits too
 ONLY_TYPES = {"qwen3-30b-a3b": "Q4_K_M", "gpt-oss-20b": "MXFP4", "lfm2-8b-a1b": "Q4_K_M", "qwen3.5-35b-a3b": "Q4_K_M",
               "gemma-4-e2b": "Q4_K_M", "gemma-4-e2b-assistant": "Q8_0"}
-TYPES = ["Q4_0", "Q4_K_M", "Q8_0", "F16"]
-ROWS = ("pp512", "tg128", "tg32@2048", "tg32@8192", "8 seq", "load")
-CONTEXT_SLACK = 1024
+TYPES = ["Q4_0", "Q4_K_M", "Q8_0", "F16"]  # and IQ4_XS
+ROWS = ("pp512", "pp4096", "tg128", "tg32@2048", "tg32@8192", "8 seq", "32 seq", "load")
+OURS = "llmctl"
 
 # What issue 4 asks for: (shape, type) -> test -> ratio; "*" stands for any.
 TARGETS = [
@@ -86,7 +87,8 @@ TARGETS = [
 
 
 def shape_of(name):
-    return SHAPES.get(name) or EXPERT_SHAPES.get(name) or OTHER_SHAPES[name]
+    """The shape of that name; `None` for a file of --model."""
+    return SHAPES.get(name) or EXPERT_SHAPES.get(name) or OTHER_SHAPES.get(name)
 
 
 def target(shape, kind, test):
@@ -123,6 +125,7 @@ def random_matrix(rng, rows, cols, kind):
         "Q4_K": (144, 256, [(0, 1.0), (2, 7.5)], 260.0),
         "Q6_K": (210, 256, [(208, 1.0)], 1370.0),
         "MXFP4": (17, 32, [], 1.0),
+        "IQ4_XS": (136, 256, [(0, 1.0)], 1200.0),
     }[kind]
     assert cols % values == 0, (kind, cols)
     blocks = np.resize(np.frombuffer(rng.bytes(4_000_037), np.uint8), (rows, cols // values, size))
@@ -400,111 +403,6 @@ def model_file(cache, shape, file_type):
     return path
 
 
-# ---------- llama.cpp, in a process of its own
-
-def peak_rss_mib():
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) // 1024 for line in status if line.startswith("VmHWM:"))
-
-
-class LlamaCpp:
-    """The commands of examples/throughput.rs, for one setting of flash attention."""
-
-    def __init__(self, path, threads, context, flash):
-        import llama_cpp
-
-        self.lib, self.threads, self.flash, self.context = llama_cpp, threads, flash, context
-        self.silent = llama_cpp.llama_log_callback(lambda *_: None)
-        llama_cpp.llama_log_set(self.silent, ctypes.c_void_p(0))
-        llama_cpp.llama_backend_init()
-        self.before = peak_rss_mib()
-        start = time.perf_counter()
-        self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
-        if not self.model:
-            sys.exit(f"llama.cpp does not load {path}")
-        self.vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
-        import random
-
-        self.random = random.Random(flash)
-        self.batch = llama_cpp.llama_batch_init(2048, 0, 1)
-        self.single, self.many, self.deep = self.new_context(2048, 1), None, {}
-        self.feed(self.single, 8)
-        self.ready = time.perf_counter() - start
-
-    def new_context(self, size, sequences):
-        params = self.lib.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = size * sequences, 2048, 512
-        params.n_seq_max = sequences
-        params.n_threads = params.n_threads_batch = self.threads
-        params.flash_attn_type = self.flash
-        if hasattr(params, "kv_unified"):
-            params.kv_unified = False
-        return self.lib.llama_init_from_model(self.model, params)
-
-    def decode(self, context, rows):
-        """Rows of (position, sequence) with random tokens; logits of the last row of every sequence."""
-        last = {sequence: index for index, (_, sequence) in enumerate(rows)}
-        batch = self.batch
-        for index, (position, sequence) in enumerate(rows):
-            batch.token[index] = self.random.randrange(self.vocab)
-            batch.pos[index] = position
-            batch.n_seq_id[index] = 1
-            batch.seq_id[index][0] = sequence
-            batch.logits[index] = last[sequence] == index
-        batch.n_tokens = len(rows)
-        code = self.lib.llama_decode(context, batch)
-        if code:
-            sys.exit(f"llama_decode returned {code}")
-        self.lib.llama_synchronize(context)
-
-    def feed(self, context, count, sequence=0):
-        for start in range(0, count, 2048):
-            self.decode(context, [(at, sequence) for at in range(start, min(count, start + 2048))])
-
-    def clear(self, context):
-        self.lib.llama_memory_clear(self.lib.llama_get_memory(context), True)
-
-    def steps(self, context, count, first, sequences=1):
-        start = time.perf_counter()
-        for step in range(count):
-            self.decode(context, [(first + step, sequence) for sequence in range(sequences)])
-        return sequences * count / (time.perf_counter() - start)
-
-    def run(self, command):
-        name, *numbers = command.split()
-        numbers = [int(number) for number in numbers]
-        if name == "memory":
-            return {"peak_rss_mib": peak_rss_mib() - self.before}
-        if name == "prefill":
-            self.clear(self.single)
-            start = time.perf_counter()
-            self.feed(self.single, numbers[0])
-            return {"rate": numbers[0] / (time.perf_counter() - start)}
-        if name == "decode":
-            count, depth = numbers
-            if depth not in self.deep:
-                context = self.new_context(max(depth + CONTEXT_SLACK, 2048), 1)
-                self.feed(context, max(depth, 1))
-                self.deep[depth] = [context, max(depth, 1)]
-            context, position = self.deep[depth]
-            self.deep[depth][1] += count
-            return {"rate": self.steps(context, count, position)}
-        count, sequences = numbers
-        self.many = self.many or self.new_context(512, sequences)
-        self.clear(self.many)
-        for sequence in range(sequences):
-            self.feed(self.many, 128, sequence)
-        return {"rate": self.steps(self.many, count, 128, sequences)}
-
-
-def llama_worker(arguments):
-    path, threads, context, flash = arguments
-    side = LlamaCpp(path, int(threads), int(context), int(flash))
-    print(json.dumps({"ready_s": side.ready, "version": side.lib.__version__}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(side.run(line)), flush=True)
-
-
 # ---------- both sides
 
 class Side:
@@ -519,7 +417,7 @@ class Side:
         if not line:
             sys.exit(f"{self.process.args[0]} ended with {self.process.wait()}")
         answer = json.loads(line)
-        if "error" in answer:
+        if answer.get("error"):
             sys.exit(f"{self.process.args[0]}: {answer['error']}")
         return answer
 
@@ -542,11 +440,14 @@ def build():
 
 def tests_of(args, shape, file_type):
     tests = [("pp512", "prefill 512"), ("tg128", "decode 128 1")]
-    if shape == "qwen3-0.6b" and file_type in ("Q4_K_M", "F16"):
+    if args.more:
+        tests += [("pp4096", "prefill 4096"), ("tg32@2048", "decode 32 2048"), ("tg32@8192", "decode 32 8192"), ("8 seq", "batch 64 8"),
+                  ("32 seq", "batch 32 32")]
+    elif shape == "qwen3-0.6b" and file_type in ("Q4_K_M", "F16"):
         tests.append(("tg32@2048", "decode 32 2048"))
         if file_type == "Q4_K_M" and not args.quick:
             tests.append(("tg32@8192", "decode 32 8192"))
-    if shape in EXPERT_SHAPES or (shape != "smollm2-135m" and file_type in ("Q4_K_M", "Q4_0")):
+    if not args.more and (shape in EXPERT_SHAPES or (shape != "smollm2-135m" and file_type in ("Q4_K_M", "Q4_0"))):
         tests.append(("8 seq", "batch 64 8"))
     return [test for test in tests if args.tests is None or test[0] in args.tests]
 
@@ -556,52 +457,71 @@ def limits(program, threads):
     return json.loads(out.stdout)
 
 
-def measure_loads(args, ready, ours, theirs, keeping):
-    """Adds all times to the first token but the last, that of the sides that stay."""
+def measure_loads(args, ready, starts):
+    """Adds the times to the first token of `args.repeat - 1` processes of each side, in turns."""
     with tempfile.TemporaryDirectory(dir=args.cache) as folder:
-        kept = lambda: Side(keeping(folder))
+        kept = lambda: starts[OURS](f"packed={folder}")
         kept().end()  # not counted: checks what is there, and begins to write what is not
         while list(Path(folder).glob("**/*.part")):
             kept().end()
         for _ in range(args.repeat - 1):
-            for name, start in (("ours", ours), ("kept", kept), ("llama.cpp", theirs)):
+            for name, start in [*starts.items(), ("kept", kept)]:
                 side = start()
-                ready[name].append(side.facts["ready_s"])
+                if side.facts.get("ready_s") is not None:
+                    ready.setdefault(name, []).append(side.facts["ready_s"])
                 side.end()
 
 
+def starts_of(args, program, path, context):
+    """A function for each side that starts it: llmctl, and every peer with each of its options."""
+    command = [program, str(path), f"threads={args.threads}", f"ctx={context}"]
+    starts = {OURS: lambda *more: Side([*command, *more])}
+    for peer, bench in args.peers.items():
+        for option in OPTIONS[peer]:
+            worker = [sys.executable, str(Path(__file__).with_name("peers.py")), peer, option, bench, str(path), str(args.threads), str(context)]
+            starts[f"{peer} {option}".strip()] = lambda worker=worker: Side(worker)
+    return starts
+
+
 def measure(args, program, shape, file_type, path):
-    """Rows of (test, ours, llama.cpp by flash attention) with all rates, and facts."""
+    """Rows of (test, rates of each side), and facts. A side that does not read the file is left out, and its reason is a fact."""
     tests = tests_of(args, shape, file_type)
     depths = [int(name.split("@")[1]) for name, _ in tests if "@" in name]
-    context = max(depths, default=0) + 2 * CONTEXT_SLACK
-    worker = [sys.executable, str(Path(__file__).resolve()), "--llama-worker", str(path), str(args.threads)]
-    command = [program, str(path), f"threads={args.threads}", f"ctx={context}"]
-    ours = lambda: Side(command)
-    theirs = lambda flash: Side([*worker, str(context), str(flash)])
-    ready = {"ours": [], "kept": [], "llama.cpp": []}
+    context = max([*depths, *(4096 for name, _ in tests if name == "pp4096")], default=0) + 2 * CONTEXT_SLACK
+    starts, ready = starts_of(args, program, path, context), {}
+    sides = {name: start() for name, start in starts.items()}
+    absent = {name: side.facts["absent"] for name, side in sides.items() if "absent" in side.facts}
+    sides = {name: side for name, side in sides.items() if name not in absent}
+    for name, side in sides.items():
+        if side.facts.get("ready_s") is not None:
+            ready[name] = [side.facts["ready_s"]]
     if args.tests is None or "load" in args.tests:
-        measure_loads(args, ready, ours, lambda: theirs(0), lambda folder: [*command, f"packed={folder}"])
-    sides = {"ours": ours(), 0: theirs(0), 1: theirs(1)}
-    ready["ours"].append(sides["ours"].facts["ready_s"])
-    ready["llama.cpp"].append(sides[0].facts["ready_s"])
+        measure_loads(args, ready, {name: start for name, start in starts.items() if name in sides})
     rows, read = [], []
     for name, command in tests:
-        for side in sides.values():  # not counted: memory is touched, sequences reach their depth; a batch does so itself
-            if not command.startswith("batch"):
-                side.run(command.replace("128 1", "8 1"))
-        rates = {key: [] for key in sides}
+        taking = {}
+        for key, side in sides.items():  # not counted: memory is touched, sequences reach their depth; a batch does so itself
+            answer = {} if command.startswith("batch") else side.run(command.replace("128 1", "8 1"))
+            if "absent" not in answer:
+                taking[key] = side
+        rates = {key: [] for key in taking}
         for _ in range(args.repeat):
-            for key, side in sides.items():
-                rates[key].append(side.run(command)["rate"])
+            for key, side in taking.items():
+                answer = side.run(command)
+                if "absent" in answer:
+                    absent.setdefault(f"{key}, {name}", answer["absent"])
+                else:
+                    rates[key].append(answer["rate"])
             read.append(limits(program, args.threads))
+        rates = {key: measured for key, measured in rates.items() if measured}
         rows.append(dict(test=name, rates=rates))
         print(f"  {name:10} " + "  ".join(f"{k}: {[round(x, 1) for x in v]}" for k, v in rates.items()),
               file=sys.stderr, flush=True)
     read = read or [limits(program, args.threads)]
-    memory = {key: side.run("memory")["peak_rss_mib"] for key, side in sides.items()}
-    facts = dict(ready={key: statistics.median(value) for key, value in ready.items() if value}, memory=memory, ours=sides["ours"].facts,
-                 llama=sides[0].facts, limits={key: statistics.median(x[key] for x in read) for key in read[0]})
+    memory = {key: side.run("memory").get("peak_rss_mib") for key, side in sides.items()}
+    facts = dict(ready={key: statistics.median(value) for key, value in ready.items()}, memory=memory, ours=sides[OURS].facts,
+                 versions={key: side.facts.get("version") for key, side in sides.items() if key != OURS}, absent=absent,
+                 limits={key: statistics.median(x[key] for x in read) for key in read[0]})
     for side in sides.values():
         side.end()
     return rows, facts
@@ -626,8 +546,10 @@ def weights_of(shape, size):
 def part_of_limit(shape, test, rate, size, limits):
     """How much of the machine's arithmetic (prefill) or bandwidth (decode, KV included) a rate takes."""
     s = shape_of(shape)
+    if s is None:
+        return size * rate / 1e9 / limits["read_gb_s"] if test == "tg128" else None
     weights, read = weights_of(shape, size)
-    if test == "pp512":
+    if test.startswith("pp"):
         return 2 * weights * rate / 1e9 / limits["int8_gop_s"] if limits["int8_gop_s"] else None
     if test.startswith("tg") and read:
         depth = int(test.split("@")[1]) if "@" in test else 64
@@ -636,49 +558,80 @@ def part_of_limit(shape, test, rate, size, limits):
     return None
 
 
-def memory_and_load(facts):
-    """Rows of (name, ours, llama.cpp, unit). A time of one start alone is no measurement."""
-    ready, memory = facts["ready"], facts["memory"]
-    if ready.get("kept") is not None:
-        yield "load", ready["ours"], ready["llama.cpp"], "s"
-        yield "load, kept", ready["kept"], ready["llama.cpp"], "s"
-    yield "RSS", memory["ours"], min(memory[0], memory[1]), "MiB"
+def best_of(numbers, better):
+    """For each peer that has numbers, the best of its options: {peer: (number, option)}."""
+    best = {}
+    for name, number in numbers.items():
+        peer = next((peer for peer in OPTIONS if name.startswith(peer)), None)
+        if peer and number is not None and (peer not in best or better(number, best[peer][0]) == number):
+            best[peer] = (number, name[len(peer):].strip())
+    return best
 
 
-def report(results):
-    print("| model | test | llmctl | llama.cpp fa off | fa on | ratio | target | % limit |")
-    print("|---|---|---|---|---|---|---|---|")
+def rows_of(result):
+    """Rows of (test, ours, the best of each peer, unit, whether more is better)."""
+    facts = result["facts"]
+    for row in result["rows"]:
+        rates = {key: statistics.median(measured) for key, measured in row["rates"].items()}
+        yield row["test"], rates.pop(OURS), best_of(rates, max), "", True
+    ready, memory = dict(facts["ready"]), dict(facts["memory"])
+    ours, kept = ready.pop(OURS), ready.pop("kept", None)
+    if kept is not None:  # a time of one start alone is no measurement
+        yield "load", ours, best_of(ready, min), ", s", False
+        yield "load, kept", kept, best_of(ready, min), ", s", False
+    yield "RSS", memory.pop(OURS), best_of(memory, min), ", MiB", False
+
+
+def report(results, peers):
+    print(f"| model | test | llmctl | {' | '.join(peers)} | ratio to the best | target | % limit |")
+    print("|---" * (6 + len(peers)) + "|")
     for result in results:
         shape, kind, facts = result["shape"], result["type"], result["facts"]
-        for row in result["rows"]:
-            ours, off, on = (statistics.median(row["rates"][key]) for key in ("ours", 0, 1))
-            ratio, wanted = ours / max(off, on), target(shape, kind, row["test"])
-            mark = "" if wanted is None else f"{wanted:.2f} {'met' if ratio >= wanted else 'MISSED'}"
-            part = part_of_limit(shape, row["test"], ours, result["bytes"], facts["limits"])
-            print(f"| {shape} {kind} | {row['test']} | {ours:.1f} | {off:.1f} | {on:.1f} | {ratio:.2f} | {mark} "
-                  f"| {'' if part is None else f'{100 * part:.0f}'} |")
-        for name, a, b, unit in memory_and_load(facts):
-            mark = "met" if a <= b else "MISSED"
-            print(f"| {shape} {kind} | {name}, {unit} | {a:.2f} | {b:.2f} | | {a / b:.2f} | 1.00 {mark} | |")
+        for test, ours, best, unit, is_rate in rows_of(result):
+            shown = lambda number: f"{number:.1f}" if is_rate or number >= 100 else f"{number:.2f}"
+            cells = [f"{shown(best[peer][0])}{f' ({best[peer][1]})' if best[peer][1] else ''}" if peer in best else "" for peer in peers]
+            top = (max if is_rate else min)((number for number, _ in best.values()), default=None)
+            ratio = ours / top if top else None
+            wanted = target(shape, kind, test) if is_rate else 1.0
+            met = ratio is not None and wanted is not None and (ratio >= wanted if is_rate else ratio <= wanted)
+            mark = "" if wanted is None or ratio is None else f"{wanted:.2f} {'met' if met else 'MISSED'}"
+            part = part_of_limit(shape, test, ours, result["bytes"], facts["limits"]) if is_rate else None
+            print(f"| {shape} {kind} | {test}{unit} | {shown(ours)} | {' | '.join(cells)} | {'' if ratio is None else f'{ratio:.2f}'} "
+                  f"| {mark} | {'' if part is None else f'{100 * part:.0f}'} |")
     print()
     for result in results:
         facts = result["facts"]
         print(f"{result['shape']} {result['type']}: read {facts['limits']['read_gb_s']:.1f} GB/s, int8 "
               f"{facts['limits']['int8_gop_s']:.0f} GOP/s")
+        for name, reason in facts["absent"].items():
+            print(f"  without {name}: {reason}")
     first = results[0]["facts"]
-    print(f"llmctl: {first['ours']['instruction_set']}, products by {first['ours']['products']}; "
-          f"llama-cpp-python {first['llama']['version']}")
+    versions = ", ".join(f"{name} {version}" for name, version in first["versions"].items() if version)
+    print(f"llmctl: {first['ours']['instruction_set']}, products by {first['ours']['products']}; {versions}")
+
+
+def peers_of(text):
+    """Names of peers, with what each needs: {"llama.cpp": "", "ik_llama.cpp": PATH}."""
+    peers = dict((*word.split("=", 1), "")[:2] for word in text.split(","))
+    for name, value in peers.items():
+        if name not in OPTIONS:
+            raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(OPTIONS)}")
+        if (name == "ik_llama.cpp") != bool(value):
+            raise argparse.ArgumentTypeError("ik_llama.cpp=PATH names its llama-bench, and no other peer has a path")
+    return peers
 
 
 def main():
-    if sys.argv[1:2] == ["--llama-worker"]:
-        return llama_worker(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two models, depths up to 2,048")
     parser.add_argument("--shapes", default=",".join(SHAPES),
                         help=f"some of {', '.join([*SHAPES, *EXPERT_SHAPES, *OTHER_SHAPES])}; {len(EXPERT_SHAPES)} have experts, and these "
                              "and the others behind them one type each")
     parser.add_argument("--write", action="store_true", help="write the models and measure nothing")
+    parser.add_argument("--model", type=Path, action="append", default=[], help="a real GGUF file instead of shapes; may be repeated")
+    parser.add_argument("--peers", type=peers_of, default="llama.cpp",
+                        help="some of llama.cpp, ik_llama.cpp=PATH of its llama-bench, openvino and mistral.rs, with commas (default: llama.cpp)")
+    parser.add_argument("--more", action="store_true", help="all rows for every model: long prompts, depths, 8 and 32 sequences")
     parser.add_argument("--types", default=",".join(TYPES))
     parser.add_argument("--tests", type=lambda names: names.split(","), help="names of rows, `load` among them; all without it")
     parser.add_argument("-r", "--repeat", type=int, default=3, help="rounds, at least 2")
@@ -693,7 +646,9 @@ def main():
     start = time.time()
     types = lambda shape: [ONLY_TYPES[shape]] if shape in ONLY_TYPES else args.types.split(",")
     pairs = [(shape, kind) for shape in args.shapes.split(",") for kind in types(shape)]
-    if args.quick:
+    if args.model:
+        pairs = [(file.stem, "") for file in args.model]
+    elif args.quick:
         pairs = [("qwen3-0.6b", "Q4_K_M"), ("qwen3-0.6b", "F16"), ("smollm2-135m", "Q4_0")]
     args.cache.mkdir(parents=True, exist_ok=True)
     if args.write:
@@ -703,13 +658,13 @@ def main():
     program = args.program or build()
     results = []
     for shape, kind in pairs:
-        path = model_file(args.cache, shape, kind)
+        path = next((file for file in args.model if file.stem == shape), None) or model_file(args.cache, shape, kind)
         print(f"{shape} {kind}", file=sys.stderr, flush=True)
         rows, facts = measure(args, program, shape, kind, path)
         results.append(dict(shape=shape, type=kind, bytes=path.stat().st_size, rows=rows, facts=facts))
         if args.json:
             args.json.write_text(json.dumps(results, indent=1))
-    report(results)
+    report(results, args.peers)
     print(f"{args.threads} threads, {args.repeat} rounds, {time.time() - start:.0f} s", flush=True)
 
 

@@ -40,7 +40,7 @@ type Failure = Box<dyn std::error::Error>;
 const BATCH_PROMPT: usize = 128;
 
 /// Sequences of a batch, at most.
-const MAX_SEQUENCES: usize = 8;
+const MAX_SEQUENCES: usize = 32;
 
 struct Options {
     model: String,

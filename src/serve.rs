@@ -60,6 +60,7 @@ use llmctl_base::GivenSampling;
 use llmctl_engine::embed::EmbedClient;
 use llmctl_engine::grammar::GrammarCompiler;
 use llmctl_engine::session::store::{ModelFingerprint, SessionStore};
+use llmctl_engine::turn::Planner;
 use llmctl_engine::{ChatTokenizer, EngineClient, EngineSessionName, LoopGuard};
 use llmctl_models::load::ModelFacts;
 use llmctl_template::{ReasoningFormat, ToolCallFormat};
@@ -276,6 +277,11 @@ impl App {
     fn grammars(&self, engine: &EngineClient) -> &GrammarCompiler {
         let compiler = || engine.spec().grammar_compiler(self.model().chat_tokenizer.tokenizer().clone());
         self.state.grammars.get_or_init(compiler)
+    }
+
+    /// Returns the planner of the model's requests.
+    pub fn planner(&self, engine: &EngineClient) -> Planner<'_> {
+        Planner { chat_tokenizer: &self.model().chat_tokenizer, grammars: self.grammars(engine) }
     }
 
     pub fn observer(&self) -> &Observer {

@@ -72,9 +72,10 @@ const BASE_LAYERS: &[&[&str]] = &[
 /// Inside cli.
 const CLI_LAYERS: &[&[&str]] = &[
     &["guide_facts"], // tests only
+    &["launch"],
     &["embed", "warm"],
     &["batch", "chat", "completions"],
-    &["launch", "run"],
+    &["run"],
     &["declared_tools", "serve"],
     &["bench", "doctor", "endpoint", "mcp", "replay", "template_cmd"],
     &["model"],

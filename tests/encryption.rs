@@ -602,14 +602,8 @@ fn sigkill_while_saving_sealed_turns_loses_none_that_was_reported() {
     let home = Home::new();
     let mut reported = 0;
     for round in 0..20_usize {
-        let mut child = Command::new(std::env::current_exe().expect("this test"))
-            .args(["--exact", "encryption::child_that_encrypts", "--nocapture"])
-            .env(CHILD_HOME, home.folder.path())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("a child");
-        let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+        let (mut child, mut lines) =
+            child_of_test("encryption::child_that_encrypts", (CHILD_HOME, home.folder.path()));
         assert!(lines.any(|line| line == "opened"), "round {round}: the child could not open the session");
         let mut saved_number = |line: String| {
             let number = line.strip_prefix("saved ")?.parse().ok();

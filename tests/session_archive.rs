@@ -561,15 +561,11 @@ fn a_kill_leaves_no_session_or_the_whole_one_and_no_file_that_is_cut() {
     fs::write(to.folder.path().join("in"), &archive).expect("written");
     let mut random = 1u64;
     for round in 0..12 {
-        let mut child = Command::new(std::env::current_exe().expect("this test"))
-            .args(["--exact", "session_archive::child_that_imports_and_exports", "--nocapture"])
-            .env(CHILD_FOLDER, to.folder.path())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("a child");
-        let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
-        assert!(lines.into_iter().any(|line| line == "begun"), "round {round}");
+        let (mut child, mut lines) = child_of_test(
+            "session_archive::child_that_imports_and_exports",
+            (CHILD_FOLDER, to.folder.path()),
+        );
+        assert!(lines.any(|line| line == "begun"), "round {round}");
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         std::thread::sleep(Duration::from_micros((random >> 33) % 60_000));
         let out = to.folder.path().join("out");

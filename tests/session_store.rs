@@ -495,14 +495,7 @@ fn sigkill_while_saving_loses_no_turn_that_was_reported() {
     let mut random = Random(3);
     let mut reported = 0;
     for round in 0..20 {
-        let mut child = Command::new(std::env::current_exe().expect("this test"))
-            .args(["--exact", "session_store::child_that_appends", "--nocapture"])
-            .env(CHILD_STORE, &root)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("a child");
-        let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+        let (mut child, mut lines) = child_of_test("session_store::child_that_appends", (CHILD_STORE, &root));
         assert!(lines.any(|line| line == "opened"), "round {round}: the child could not open the session");
         let busy = store.open(&name("a")).map(drop).expect_err("the child has it");
         assert!(matches!(busy, Error::SessionBusy(_)), "{busy}");

@@ -19,6 +19,7 @@ use crate::cli::config::variables;
 use crate::cli::flags::args::{ColorWhen, INSTRUCTION_SETS};
 use crate::cli::model::models::find;
 use crate::cli::model::sight;
+use crate::cli::sessions::encryption;
 use crate::cli::terminal::report::{ReportFormat, bytes, columns, counted, print, print_json};
 use crate::cli::terminal::slow_cpu::slow_kernels;
 use llmctl_base::machine;
@@ -78,6 +79,7 @@ pub fn run(args: DoctorArgs, context: CommandContext<'_>) -> Result<Exit, Comman
     facts.extend(config_facts(config, places));
     facts.push(variables_fact(command));
     facts.extend(folder_facts(places));
+    facts.push(keys_fact(encryption::folder(), places));
     facts.extend(places.packed().map(|folder| packed_fact(&folder, places)));
     facts.extend(places.kv().map(|root| warm_fact(&root)));
     facts.extend(model_facts(config, model.as_deref(), places));
@@ -271,6 +273,17 @@ fn folder_facts(places: &Places) -> Vec<DoctorFact> {
                 .warn(Some("neither HOME nor the XDG variables say where it is".to_owned())),
         })
         .collect()
+}
+
+/// Returns where the keys of `--encrypt` lie; copies of the folder that has the sessions should not have them too.
+fn keys_fact(keys: Option<&Path>, places: &Places) -> DoctorFact {
+    let inside = |keys: &Path| places.data.as_ref().is_some_and(|data| keys.starts_with(data));
+    let warning = keys.filter(|keys| inside(keys)).map(|keys| {
+        format!("{} lies in the data folder: a copy of the sessions has their keys too", places.shorten(keys))
+    });
+    let text = keys
+        .map_or("none: sessions are saved in plain text (--encrypt)".to_owned(), |keys| places.shorten(keys));
+    DoctorFact::new("folders", "keys", json!(keys), text).warn(warning)
 }
 
 /// Counts the packed weights that are kept.

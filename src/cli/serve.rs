@@ -554,10 +554,7 @@ impl RunningServer {
 
     /// Returns whether the model is loaded and reads images.
     pub fn sees(&self) -> bool {
-        match &self.served {
-            ServedModels::Model(app) => app.engine().is_ok_and(|engine| engine.spec().vision.is_some()),
-            ServedModels::Fleet(_) => false,
-        }
+        self.app().is_some_and(|app| app.engine().is_ok_and(|engine| engine.spec().vision.is_some()))
     }
 
     /// Returns the id of the model of requests that name none, and its context if it is loaded.
@@ -568,6 +565,14 @@ impl RunningServer {
                 (app.model().id.clone(), context)
             }
             ServedModels::Fleet(fleet) => (fleet.first().to_owned(), None),
+        }
+    }
+
+    /// Returns the model of requests that name none; `None` while it is not loaded.
+    pub fn app(&self) -> Option<App> {
+        match &self.served {
+            ServedModels::Model(app) => Some(app.clone()),
+            ServedModels::Fleet(_) => None,
         }
     }
 

@@ -117,6 +117,13 @@ fn doctor_names_unknown_variables_and_folders_that_take_nothing() {
         "{ran:?}"
     );
     assert!(!ran.stderr.contains("MODLE"), "said once: {ran:?}");
+    assert!(ran.stdout.contains("sessions are saved in plain text (--encrypt)"), "{ran:?}");
+    for (keys, is_inside) in [("keys", false), (".local/share/llmctl/keys", true)] {
+        let told = place.run(&["doctor", "--encrypt", &place.path(keys).display().to_string()]);
+        let warning =
+            format!("warning: folders keys: ~/{keys} lies in the data folder: a copy of the sessions has");
+        assert_eq!(told.check(0, "").stdout.contains(&warning), is_inside, "{told:?}");
+    }
 }
 
 #[test]

@@ -1,9 +1,14 @@
 //! `llmctl launch`: an agent's settings, its server and its exit code. The agent is a script that uses what it is given.
 
+#[cfg(unix)]
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
 use llmctl::cli::launch::agents::{AGENTS, LaunchTarget};
 use llmctl::cli::launch::described;
 
-use super::{Place, finish};
+use super::finish;
+use crate::common::prelude::*;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/parity/qwen3");
 
@@ -23,6 +28,34 @@ ask "$LLMCTL_API_KEY"
 ask wrong
 exit 7
 "#;
+
+/// Asks the server of pi's settings for an answer to `request.json`.
+#[cfg(unix)]
+const ASKING_AGENT: &str = r#"#!/bin/bash
+address=$(sed -n 's|.*"http://\(.*\)/v1",|\1|p' "$PI_CODING_AGENT_DIR/models.json")
+exec 3<> "/dev/tcp/${address%:*}/${address#*:}"
+printf 'POST /v1/chat/completions HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: %s\r\nConnection: close\r\n\r\n' \
+    "$address" "$LLMCTL_API_KEY" "$(wc -c < request.json)" >&3
+cat request.json >&3
+tail -1 <&3
+"#;
+
+/// Installs `script` as pi.
+#[cfg(unix)]
+fn install(place: &Place, script: &str) {
+    std::fs::create_dir(place.path("bin")).expect("a folder");
+    let program = place.write("bin/pi", script);
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).expect("ours");
+}
+
+/// `llmctl launch pi` with what is installed.
+#[cfg(unix)]
+fn command_of(place: &Place, args: &[&str]) -> Command {
+    let mut command = place.command(&[&["launch", "pi"], args].concat());
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("{}:{path}", place.path("bin").display()));
+    command
+}
 
 #[test]
 fn the_manual_has_the_settings_of_every_agent() {
@@ -76,15 +109,40 @@ fn what_is_missing_is_an_error_before_a_model_is_loaded() {
 
 #[cfg(unix)]
 #[test]
-fn an_agent_gets_a_server_of_its_own_and_its_exit_code_is_passed_on() {
-    use std::os::unix::fs::PermissionsExt;
+fn the_agents_own_prompt_stays_warm_for_its_next_start() {
     let place = Place::new();
-    std::fs::create_dir(place.path("bin")).expect("a folder");
-    let program = place.write("bin/pi", AGENT);
-    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).expect("ours");
-    let mut command = place.command(&["launch", "pi", "--model", MODEL, "--", "-p", "a question"]);
-    let path = std::env::var("PATH").unwrap_or_default();
-    command.env("PATH", format!("{}:{path}", place.path("bin").display()));
+    install(&place, ASKING_AGENT);
+    let ask = |more: &[&str], question: &str| {
+        let parameters = json!({"type": "object", "properties": {"path": {"type": "string"}}});
+        let tool = json!({"type": "function", "function": {"name": "read_file", "parameters": parameters}});
+        let system = "You are pi, and read files before you answer. ".repeat(12);
+        let body = json!({"messages": [{"role": "system", "content": system}, {"role": "user", "content": question}],
+            "tools": [tool], "max_tokens": 2});
+        place.write("request.json", body.to_string());
+        let ran = finish(command_of(&place, &[&["--model", MODEL][..], more].concat()), "");
+        let answer: Value = serde_json::from_str(&ran.check(0, "").stdout).expect("JSON");
+        (answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64(), ran.stderr.clone())
+    };
+    let (cached, said) = ask(&["--warm"], "What is in a.rs?");
+    assert_eq!(cached, Some(0), "{said}");
+    let listed = place.run(&["warm", "--output", "json"]).check(0, "").stdout.clone();
+    let listed: Value = serde_json::from_str(&listed).expect("JSON");
+    let prompt = &listed["prompts"][0];
+    let tokens = prompt["tokens"].as_u64().expect("a count");
+    assert!(said.contains(&format!("pi: {tokens} tokens in ")), "{said}");
+    assert_eq!(prompt["name"], "pi");
+    // Another conversation, whose question has another length, begins with these tokens.
+    assert_eq!(ask(&[], "And what is in the other file, b.rs?").0, Some(tokens));
+    let endpoint = command_of(&place, &["--warm", "--endpoint", "http://127.0.0.1:1"]);
+    finish(endpoint, "").check(2, "--endpoint");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_agent_gets_a_server_of_its_own_and_its_exit_code_is_passed_on() {
+    let place = Place::new();
+    install(&place, AGENT);
+    let mut command = command_of(&place, &["--model", MODEL, "--", "-p", "a question"]);
     command.env("LLMCTL_ENGINE_KEY", "sk-engine").env("LLMCTL_API_KEY", "sk-mine");
     let ran = finish(command, "");
     ran.check(7, "warning: the context has 2048 tokens; agents send up to");

@@ -130,6 +130,55 @@ fn requests_documents_and_rows_are_prompts_too() {
 
 #[cfg(unix)]
 #[test]
+fn bodies_of_every_api_are_prompts_for_its_clients() {
+    let place = Place::new();
+    let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    let message = |text: &str| json!([{"role": "user", "content": text}]);
+    let bodies = |text: &str| {
+        let tool = json!({"name": "weather", "input_schema": schema});
+        let function = json!({"type": "function", "name": "weather", "parameters": schema});
+        let block = json!([{"type": "text", "text": rules()}]);
+        [
+            (
+                "/v1/messages",
+                json!({"system": block, "messages": message(text), "tools": [tool], "max_tokens": 2, "model": "claude"}),
+            ),
+            (
+                "/v1/responses",
+                json!({"instructions": format!("For Codex. {}", rules()), "input": text, "tools": [function],
+                    "store": false, "max_output_tokens": 2}),
+            ),
+            ("/v1/completions", json!({"prompt": format!("{} {text}", rules()), "max_tokens": 2})),
+        ]
+    };
+    let [(_, messages), (_, responses), (path, completion)] = bodies("Read this.");
+    place.write("claude.json", messages.to_string());
+    place.write("codex.json", responses.to_string());
+    place.write("plain.json", json!({"custom_id": "1", "url": path, "body": completion}).to_string());
+    place.write("wrong.json", json!({"url": "/v1/embeddings", "body": {"input": "x"}}).to_string());
+    let args = ["warm", "-m", "guide", "claude.json", "codex.json", "plain.json"];
+    let warmed = json_of(&place, &args)["prompts"].as_array().expect("a list").clone();
+    place.run(&["warm", "-m", "guide", "wrong.json"]).check(65, "url: \"/v1/embeddings\" is none of");
+    let (serving, _) = start_as_told(place, &["-m", "guide", "--alias", "*"]);
+    let follow_ups = bodies("Read this. And that?");
+    for ((path, body), warmed) in follow_ups.into_iter().zip(warmed) {
+        let answer = post(serving.address, path, &body).json();
+        let usage = &answer["usage"];
+        let cached = [
+            "/cache_read_input_tokens",
+            "/input_tokens_details/cached_tokens",
+            "/prompt_tokens_details/cached_tokens",
+        ];
+        let cached = cached.iter().find_map(|place| usage.pointer(place)?.as_u64());
+        assert_eq!(cached, warmed["tokens"].as_u64(), "{path} {answer}");
+    }
+    signal(&serving.child, libc::SIGTERM);
+    let Serving { mut child, .. } = serving;
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+}
+
+#[cfg(unix)]
+#[test]
 fn a_file_of_prompts_is_used_by_a_server_elsewhere() {
     let (here, there) = (Place::new(), Place::new());
     here.write("rules.md", rules());

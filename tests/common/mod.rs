@@ -170,3 +170,17 @@ pub fn fixtures() -> Option<PathBuf> {
     skip(format!("no fixtures at {}", folder.display()));
     None
 }
+
+/// Starts a test of this program alone in a process of its own, with a folder that it is told by a variable. Returns the process and
+/// the lines that it prints.
+pub fn child_of_test(test: &str, (variable, folder): (&str, &Path)) -> (Child, impl Iterator<Item = String>) {
+    let mut child = Command::new(std::env::current_exe().expect("this test"))
+        .args(["--exact", test, "--nocapture"])
+        .env(variable, folder)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("a child");
+    let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+    (child, lines)
+}

@@ -44,7 +44,7 @@ pub use serde_json::{Map, Value, json};
 pub use tempfile::TempDir;
 
 pub use super::{
-    cpu, fixtures,
+    child_of_test, cpu, fixtures,
     gguf::GgufBuilder,
     golden::{
         Fed, exact, families, golden_prompts, largest_difference, load_model, next_folder, page_pool,

@@ -21,6 +21,7 @@ use super::error::{CommandError, Exit, Kind};
 use super::places::Places;
 use super::serve::{DEFAULT_HOST, DEFAULT_PORT, ListenArgs, RunningServer, ServeArgs, ServeLimitArgs};
 use super::terminal::Terminal;
+use super::warm;
 use crate::cli::config::variables::KEYS;
 use crate::cli::flags::args::{EngineArgs, ModelArgs, TimeSpan, endpoint_text};
 use crate::cli::model::load;
@@ -65,6 +66,10 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "URL", value_parser = endpoint_text, conflicts_with = "model")]
     pub endpoint: Option<String>,
 
+    /// Keep the KV of the agent's own prompt for its next start, as `llmctl warm` does
+    #[arg(long, conflicts_with_all = ["print", "endpoint"])]
+    pub warm: bool,
+
     #[command(flatten)]
     pub model: ModelArgs,
 
@@ -91,6 +96,11 @@ pub fn run(args: LaunchArgs, terminal: &Terminal, places: &Places) -> Result<Exi
     }
     let program = program_of(agent)?;
     if let Some(target) = found {
+        if args.warm {
+            let message =
+                format!("--warm: the KV is with the server at {}, and outlives this agent", target.url);
+            return Err(CommandError::usage(message).hint("name a --model for a server of the agent's own"));
+        }
         terminal.note(format!("using {} at {}", visible(&target.model), target.url));
         warn_of_context(target.context_tokens, terminal);
         return start(&program, agent.settings(&target, &folder), &args.arguments);
@@ -116,6 +126,12 @@ pub fn run(args: LaunchArgs, terminal: &Terminal, places: &Places) -> Result<Exi
     };
     warn_of_context(target.context_tokens, terminal);
     let ended = start(&program, agent.settings(&target, &folder), &args.arguments);
+    if let Some(app) = server.app().filter(|_| args.warm) {
+        match warm::keep_agent(&app, agent.name, args.engine.kv_disk, places, terminal) {
+            Ok(text) => text.lines().for_each(|line| terminal.note(line)),
+            Err(error) => terminal.warn(format!("--warm: {error}")),
+        }
+    }
     server.finish(terminal);
     ended
 }

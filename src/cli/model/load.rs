@@ -46,7 +46,7 @@ use llmctl_models::model::{Model, ModelSpec};
 use llmctl_models::text::Tokenizer;
 use llmctl_models::vision::Tower;
 use llmctl_template::TemplateError;
-pub use loaded::{Loaded, ModelInfo, PreparedTexts};
+pub use loaded::{Loaded, ModelInfo, PreparedTexts, settle};
 
 /// Default for bytes of packed weights kept on disk.
 const DEFAULT_PACKED_DISK: u64 = 20 << 30;

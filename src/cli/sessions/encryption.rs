@@ -62,7 +62,12 @@ pub fn begin(args: &GlobalArgs, terminal: &Terminal) -> Result<(), CommandError>
 
 /// Returns whether `--encrypt` is given.
 pub fn is_on() -> bool {
-    ASKED.get().is_some()
+    folder().is_some()
+}
+
+/// Returns the folder of keys; `None` without `--encrypt`.
+pub fn folder() -> Option<&'static Path> {
+    ASKED.get().map(|asked| asked.folder.as_path())
 }
 
 /// Returns the folder for a text that another program edits: that of the keys, which is in no backup, if there is one.

@@ -11,15 +11,20 @@ use serde_json::{Value, json};
 use super::CommandContext;
 use super::error::{CommandError, Exit, Kind};
 use super::flags::args::{ByteSize, DEFAULT_KV_DISK, EngineArgs, EngineOptions, ModelArgs};
-use super::model::load::load;
+use super::model::load::{Loaded, load};
 use super::places::Places;
 use super::sessions::{self, archive};
 use super::terminal::Terminal;
 use crate::cli::terminal::report::{
     ReportFormat, bytes, check_new_file, counted, grouped, print_either, stdout_width, table,
 };
+use llmctl_base::GivenSampling;
 use llmctl_engine::session::store::SessionStore;
+use llmctl_engine::turn::{TurnInput, TurnRequest};
 use llmctl_models::kv::disk::WarmPrompt;
+use llmctl_serve::engines::engine::EngineSlot;
+use llmctl_serve::telemetry::observe::Observer;
+use llmctl_serve::{App, ServeSettings};
 use prompt::{Ahead, read};
 
 /// Compute prompts ahead: system prompts, documents and agents' requests, whose KV then stays on disk
@@ -84,12 +89,7 @@ const LONG_HELP: &str = include_str!("help.txt").trim_ascii_end();
 pub fn run(args: &WarmArgs, context: CommandContext<'_>) -> Result<Exit, CommandError> {
     let CommandContext { places, terminal, .. } = context;
     let store = sessions::store(places)?;
-    let root = places.kv().ok_or_else(|| {
-        CommandError::new(
-            Kind::Config,
-            anyhow::anyhow!("HOME and XDG_CACHE_HOME are not set: there is no folder for KV"),
-        )
-    })?;
+    let root = root(places)?;
     args.out.as_deref().map_or(Ok(()), |out| check_new_file(out, args.force))?;
     let mut report = WarmReport::default();
     if !args.remove.is_empty() {
@@ -103,6 +103,13 @@ pub fn run(args: &WarmArgs, context: CommandContext<'_>) -> Result<Exit, Command
         pack(&report.names(&root), out, &store, places, &mut report)?;
     }
     print_either(args.output, &report.text, "llmctl.warm.v1", report.object)
+}
+
+fn root(places: &Places) -> Result<PathBuf, CommandError> {
+    places.kv().ok_or_else(|| {
+        let error = anyhow::anyhow!("HOME and XDG_CACHE_HOME are not set: there is no folder for KV");
+        CommandError::new(Kind::Config, error)
+    })
 }
 
 /// Report of the command, as text and as an object.
@@ -161,9 +168,9 @@ fn warm(
         }
         let sources = read(&asked, args, terminal)?;
         let options = EngineOptions { kv_disk: Some(kv_limit), ..EngineArgs::default().resolve(true) };
-        let llm = load(&args.model, options, terminal)?;
-        let ahead = Ahead { llm: &llm, root, kv_limit, terminal };
-        for prompt in prompt::prompts(&llm, sources)? {
+        let app = app_of(load(&args.model, options, terminal)?);
+        let ahead = Ahead::new(&app, root, kv_limit, terminal)?;
+        for prompt in ahead.prompts(sources)? {
             let (prompt, text) = ahead.keep(prompt)?;
             report.text.push_str(&text);
             report.warmed.push(prompt);
@@ -171,6 +178,34 @@ fn warm(
     }
     report.object = json!({"prompts": rows(&report.warmed, root)});
     Ok(())
+}
+
+/// Returns the model as requests of any name reach it.
+fn app_of(llm: Loaded) -> App {
+    let (texts, engine) = llm.into_parts();
+    let served = texts.into_served(None, GivenSampling::default());
+    let settings = ServeSettings { aliases: vec!["*".to_owned()], ..ServeSettings::default() };
+    App::new(served, EngineSlot::new(engine), None, Observer::default(), settings)
+}
+
+/// Keeps the KV of an agent's own prompt, which a server has answered, under the agent's name. Returns what to say of it.
+///
+/// # Errors
+/// As `llmctl warm`; no folder for KV.
+pub fn keep_agent(
+    app: &App,
+    agent: &str,
+    kv_limit: Option<ByteSize>,
+    places: &Places,
+    terminal: &Terminal,
+) -> Result<String, CommandError> {
+    let Some(prompt) = app.observer().agent_prompt() else {
+        return Ok(format!("{agent} has sent no request with tools: there is no prompt to keep\n"));
+    };
+    let root = root(places)?;
+    let ahead = Ahead::new(app, &root, kv_limit.map_or(DEFAULT_KV_DISK, |size| size.0), terminal)?;
+    let input = TurnInput::Chat(prompt.clone());
+    Ok(ahead.keep(ahead.rendered(agent.to_owned(), &input, &TurnRequest::default())?)?.1)
 }
 
 fn list(root: &Path, terminal: &Terminal, report: &mut WarmReport) -> Result<(), CommandError> {

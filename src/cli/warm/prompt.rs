@@ -5,23 +5,24 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{TextRole, WarmArgs};
 use crate::cli::batch::input::{open_rows, read_row};
-use crate::cli::batch::row::{Defaults, parse};
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::model::load::Loaded;
+use crate::cli::model::load::settle;
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::input::{read_all_stdin, read_file};
 use crate::cli::terminal::report::{bytes, counted};
 use llmctl_engine::session::store::now_ms;
 use llmctl_engine::turn::{TextPrompt, TurnInput, TurnRequest};
-use llmctl_engine::{EngineSessionName, Event, Limits, Outcome, Overflow, Request};
+use llmctl_engine::{EngineClient, EngineSessionName, Event, Limits, Outcome, Overflow, Request};
 use llmctl_models::adapters::AdapterUse;
 use llmctl_models::kv::disk::{WarmPrompt, names, pinned_bytes};
 use llmctl_models::kv::{PAGE_TOKENS, TokenBuf};
-use llmctl_serve::wire::image_files::ImageReading;
+use llmctl_serve::App;
+use llmctl_serve::api::ahead::prompts_of;
+use llmctl_serve::wire;
 use llmctl_template::{Content, Conversation, DateTime, Message, Role};
 
 /// Two questions that begin with different tokens.
@@ -112,128 +113,97 @@ fn plain(stem: &str) -> String {
     stem.chars().map(plain).take(100).collect()
 }
 
-/// Renders all prompts, before the first is computed.
-///
-/// # Errors
-/// A request that is refused, by the prompt's name; a prompt of less than a page.
-pub fn prompts(llm: &Loaded, sources: Vec<PromptSource>) -> Result<Vec<AheadPrompt>, CommandError> {
-    let rendered = |source: PromptSource| {
-        let name = source.name.clone();
-        rendered(llm, source).map_err(|error| error.context(format!("prompt {name:?}")))
-    };
-    sources.into_iter().map(rendered).collect()
-}
-
-fn rendered(llm: &Loaded, PromptSource { name, content }: PromptSource) -> Result<AheadPrompt, CommandError> {
-    let (input, turn) = match content {
-        SourceContent::Text(_, text) if !llm.info().has_chat_template => {
-            (TurnInput::Text(TextPrompt::Text(text)), TurnRequest::default())
-        }
-        SourceContent::Text(role, text) => {
-            let message = if role == TextRole::System { Message::system(text) } else { Message::user(text) };
-            let conversation = Conversation { messages: vec![message], ..Conversation::default() };
-            (TurnInput::Chat(conversation), TurnRequest::default())
-        }
-        SourceContent::Request(json) => asked(llm, &json)?,
-    };
-    let plan = |question, now| -> Result<Request, CommandError> {
-        Ok(llm.planner().plan(&followed_by(&input, question)?, now, &turn)?.request(&turn))
-    };
-    let (now, seconds) =
-        (llm.texts().now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
-    let tomorrow = DateTime::from_unix(seconds.as_secs() as i64 + TOMORROW);
-    let first = plan(QUESTIONS[0], now)?;
-    let common =
-        |other: &Request| tokens(&first, &[]).as_tokens().common_prefix(tokens(other, &[]).as_tokens());
-    let len = common(&plan(QUESTIONS[1], now)?);
-    let has_date = common(&plan(QUESTIONS[1], tomorrow)?) < len;
-    let (request, num_pages) = cut(first, len);
-    if num_pages == 0 {
-        let message = format!("it has {}, and KV is kept by pages of {PAGE_TOKENS}", counted(len, "token"));
-        return Err(CommandError::bad_data(message));
-    }
-    Ok(AheadPrompt { name, request, num_pages, has_date })
-}
-
-/// Cuts a prompt to the full pages among its first `len` tokens, and one token more, because the last one of a prompt is computed for
-/// its answer alone. No page ends within an image. Returns the number of pages too.
-fn cut(mut request: Request, len: usize) -> (Request, usize) {
-    let is_within = |end: usize| {
-        let mut spans =
-            request.images.iter().filter_map(|image| Some((image.spans.first()?, image.spans.last()?)));
-        spans.any(|(first, last)| first.rows.start < end && end < last.rows.end)
-    };
-    let num_pages = (0..=len / PAGE_TOKENS).rev().find(|pages| !is_within(pages * PAGE_TOKENS)).unwrap_or(0);
-    let end = num_pages * PAGE_TOKENS;
-    request.images.retain(|image| image.spans.first().is_some_and(|span| span.rows.start < end));
-    request.prompt.truncate(end + 1);
-    let repeated = request.prompt.first().copied().filter(|_| request.prompt.len() == end);
-    request.prompt.extend(repeated);
-    (request, num_pages)
-}
-
-fn tokens(request: &Request, adapters: &[AdapterUse]) -> TokenBuf {
-    TokenBuf { ids: request.prompt.clone(), images: request.spans(), adapters: adapters.to_vec() }
-}
-
-/// Reads a request as batches do; that it is to be streamed says nothing of its prompt.
-fn asked(llm: &Loaded, json: &[u8]) -> Result<(TurnInput, TurnRequest), CommandError> {
-    let without_stream = serde_json::from_slice(json).ok().and_then(|mut row: Value| {
-        let body = if row.get("body").is_some() { row.get_mut("body")? } else { &mut row };
-        body.as_object_mut()?.shift_remove("stream")?;
-        body.as_object_mut()?.shift_remove("stream_options");
-        Some(row.to_string().into_bytes())
-    });
-    let tokenizer = llm.texts().chat_tokenizer();
-    let defaults = Defaults {
-        shows_tools: tokenizer.shows_tools(),
-        images: ImageReading {
-            is_on: tokenizer.vision().is_some(),
-            refusal: format!("the model {:?} reads no images", llm.info().name),
-            fetch: None,
-        },
-        adapters: llm.engine().spec().model.adapters.clone(),
-        ..Defaults::default()
-    };
-    let row = without_stream.as_deref().unwrap_or(json);
-    let (_, parsed) = tokenizer.with_template(|template| parse(row, 1, &defaults, template));
-    let row = parsed.map_err(|error| CommandError::bad_data(error.message))?;
-    Ok((row.input, row.turn))
-}
-
-/// Adds a question: to a last message of the user, else as a message of its own.
-fn followed_by(input: &TurnInput, question: &str) -> Result<TurnInput, CommandError> {
-    let mut input = input.clone();
-    match &mut input {
-        TurnInput::Chat(conversation) => match conversation.messages.last_mut() {
-            Some(Message { role: Role::User, content: Some(content), .. }) => match content {
-                Content::Text(text) => text.push_str(question),
-                Content::Parts(parts) => parts.push(json!({"type": "text", "text": question})),
-            },
-            _ => conversation.messages.push(Message::user(question)),
-        },
-        TurnInput::Text(TextPrompt::Text(text) | TextPrompt::WithImages { text, .. }) => {
-            text.push_str(question)
-        }
-        TurnInput::Text(TextPrompt::Ids(_)) => {}
-        TurnInput::Text(TextPrompt::Infill(_)) => {
-            return Err(CommandError::bad_data(
-                "suffix: a prompt with a text behind it has no beginning of its own",
-            ));
-        }
-    }
-    Ok(input)
-}
-
 /// Computes prompts and keeps their KV.
 pub struct Ahead<'a> {
-    pub llm: &'a Loaded,
-    pub root: &'a Path,
-    pub kv_limit: u64,
-    pub terminal: &'a Terminal,
+    app: &'a App,
+    engine: EngineClient,
+    root: &'a Path,
+    kv_limit: u64,
+    terminal: &'a Terminal,
 }
 
-impl Ahead<'_> {
+impl<'a> Ahead<'a> {
+    /// `root` is the folder of KV, `kv_limit` the bytes of all KV in it.
+    ///
+    /// # Errors
+    /// The engine has ended.
+    pub fn new(
+        app: &'a App,
+        root: &'a Path,
+        kv_limit: u64,
+        terminal: &'a Terminal,
+    ) -> Result<Self, CommandError> {
+        let engine = app.engine().map_err(|_| llmctl_base::Error::EngineGone)?;
+        Ok(Self { app, engine, root, kv_limit, terminal })
+    }
+
+    /// Renders all prompts, before the first is computed.
+    ///
+    /// # Errors
+    /// A request that is refused, by the prompt's name; a prompt of less than a page.
+    pub fn prompts(&self, sources: Vec<PromptSource>) -> Result<Vec<AheadPrompt>, CommandError> {
+        let rendered = |PromptSource { name, content }: PromptSource| {
+            let read =
+                self.input(content).and_then(|(input, turn)| self.rendered(name.clone(), &input, &turn));
+            read.map_err(|error| error.context(format!("prompt {name:?}")))
+        };
+        sources.into_iter().map(rendered).collect()
+    }
+
+    fn input(&self, content: SourceContent) -> Result<(TurnInput, TurnRequest), CommandError> {
+        Ok(match content {
+            SourceContent::Text(_, text) if !self.app.model().chat_tokenizer.has_template() => {
+                (TurnInput::Text(TextPrompt::Text(text)), TurnRequest::default())
+            }
+            SourceContent::Text(role, text) => {
+                let message =
+                    if role == TextRole::System { Message::system(text) } else { Message::user(text) };
+                let conversation = Conversation { messages: vec![message], ..Conversation::default() };
+                (TurnInput::Chat(conversation), TurnRequest::default())
+            }
+            SourceContent::Request(json) => {
+                let row = wire::json::object(&json, "the request").map_err(CommandError::bad_data)?;
+                let (path, body) = body_of(row)?;
+                let read = prompts_of(self.app, &path, body);
+                let (inputs, turn) = read.map_err(|error| CommandError::bad_data(error.message))?;
+                let [input] = <[TurnInput; 1]>::try_from(inputs).map_err(|inputs| {
+                    CommandError::bad_data(format!("it has {}", counted(inputs.len(), "prompt")))
+                })?;
+                (input, turn)
+            }
+        })
+    }
+
+    /// Renders a prompt.
+    ///
+    /// # Errors
+    /// Those of the template; a prompt of less than a page.
+    pub fn rendered(
+        &self,
+        name: String,
+        input: &TurnInput,
+        turn: &TurnRequest,
+    ) -> Result<AheadPrompt, CommandError> {
+        let plan = |question, now| -> Result<Request, CommandError> {
+            let planner = self.app.planner(&self.engine);
+            Ok(planner.plan(&followed_by(input, question)?, now, turn)?.request(turn))
+        };
+        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
+        let [now, tomorrow] = [seconds, seconds + TOMORROW].map(DateTime::from_unix);
+        let first = plan(QUESTIONS[0], now)?;
+        let common =
+            |other: &Request| tokens(&first, &[]).as_tokens().common_prefix(tokens(other, &[]).as_tokens());
+        let len = common(&plan(QUESTIONS[1], now)?);
+        let has_date = common(&plan(QUESTIONS[1], tomorrow)?) < len;
+        let (request, num_pages) = cut(first, len);
+        if num_pages == 0 {
+            let message =
+                format!("it has {}, and KV is kept by pages of {PAGE_TOKENS}", counted(len, "token"));
+            return Err(CommandError::bad_data(message));
+        }
+        Ok(AheadPrompt { name, request, num_pages, has_date })
+    }
+
     /// Computes a prompt, as far as its KV is not on disk, and keeps it. Returns it with what to say of it.
     ///
     /// # Errors
@@ -244,9 +214,9 @@ impl Ahead<'_> {
     ) -> Result<(WarmPrompt, String), CommandError> {
         let start = Instant::now();
         let outcome = self.compute(&name, request.clone())?;
-        self.llm.settle(self.terminal);
+        settle(&self.engine, self.terminal);
         let pages = names(tokens(&request, &outcome.adapters).as_tokens()).take(num_pages).collect();
-        let fingerprint = self.llm.texts().fingerprint();
+        let fingerprint = &self.app.model().fingerprint;
         let model = fingerprint.reference.clone().unwrap_or_else(|| fingerprint.name.clone());
         let prompt = WarmPrompt::new(name, model, now_ms(), pages).map_err(CommandError::usage)?;
         let unwritten = |error| CommandError::new(Kind::Io, error).context(self.root.display().to_string());
@@ -287,7 +257,7 @@ impl Ahead<'_> {
         let session = Some(EngineSessionName::ahead(name));
         let Request { prompt, images, adapters, .. } = request;
         let request = Request { prompt, images, adapters, limits, session, ..Request::default() };
-        for event in self.llm.engine().submit(request)? {
+        for event in self.engine.submit(request)? {
             match event {
                 Event::Prefill { done, total } => {
                     self.terminal.status(&format!("{name}: {done} of {total} tokens"))
@@ -302,4 +272,77 @@ impl Ahead<'_> {
         }
         Err(llmctl_base::Error::EngineGone.into())
     }
+}
+
+/// Cuts a prompt to the full pages among its first `len` tokens, and one token more, because the last one of a prompt is computed for
+/// its answer alone. No page ends within an image. Returns the number of pages too.
+fn cut(mut request: Request, len: usize) -> (Request, usize) {
+    let is_within = |end: usize| {
+        let mut spans =
+            request.images.iter().filter_map(|image| Some((image.spans.first()?, image.spans.last()?)));
+        spans.any(|(first, last)| first.rows.start < end && end < last.rows.end)
+    };
+    let num_pages = (0..=len / PAGE_TOKENS).rev().find(|pages| !is_within(pages * PAGE_TOKENS)).unwrap_or(0);
+    let end = num_pages * PAGE_TOKENS;
+    request.images.retain(|image| image.spans.first().is_some_and(|span| span.rows.start < end));
+    request.prompt.truncate(end + 1);
+    let repeated = request.prompt.first().copied().filter(|_| request.prompt.len() == end);
+    request.prompt.extend(repeated);
+    (request, num_pages)
+}
+
+fn tokens(request: &Request, adapters: &[AdapterUse]) -> TokenBuf {
+    TokenBuf { ids: request.prompt.clone(), images: request.spans(), adapters: adapters.to_vec() }
+}
+
+/// Returns the path and the body of a request: a batch's row, a body alone, or a prompt with its system prompt.
+fn body_of(mut row: Map<String, Value>) -> Result<(String, Map<String, Value>), CommandError> {
+    if let Some(body) = row.remove("body") {
+        let Value::Object(body) = body else { return Err(CommandError::bad_data("body: is not an object")) };
+        let path = row.get("url").and_then(Value::as_str).unwrap_or("/v1/chat/completions");
+        return Ok((path.to_owned(), body));
+    }
+    let is_of_anthropic = |tool: &Value| tool.get("input_schema").is_some();
+    let mut tools = row.get("tools").and_then(Value::as_array).into_iter().flatten();
+    let path = match () {
+        () if row.contains_key("input") => "/v1/responses",
+        () if row.get("system").is_some_and(Value::is_array) || tools.any(is_of_anthropic) => "/v1/messages",
+        () => "/v1/chat/completions",
+    };
+    row.remove("custom_id");
+    if path == "/v1/chat/completions" {
+        let message = |role: &str, content: Value| json!({"role": role, "content": content});
+        let system = row.remove("system").map(|text| message("system", text));
+        let given = match row.remove("messages") {
+            Some(Value::Array(messages)) => messages,
+            Some(_) => return Err(CommandError::bad_data("messages: is not an array")),
+            None => row.remove("prompt").map(|text| message("user", text)).into_iter().collect(),
+        };
+        row.insert("messages".to_owned(), system.into_iter().chain(given).collect());
+    }
+    Ok((path.to_owned(), row))
+}
+
+/// Adds a question: to a last message of the user, else as a message of its own.
+fn followed_by(input: &TurnInput, question: &str) -> Result<TurnInput, CommandError> {
+    let mut input = input.clone();
+    match &mut input {
+        TurnInput::Chat(conversation) => match conversation.messages.last_mut() {
+            Some(Message { role: Role::User, content: Some(content), .. }) => match content {
+                Content::Text(text) => text.push_str(question),
+                Content::Parts(parts) => parts.push(json!({"type": "text", "text": question})),
+            },
+            _ => conversation.messages.push(Message::user(question)),
+        },
+        TurnInput::Text(TextPrompt::Text(text) | TextPrompt::WithImages { text, .. }) => {
+            text.push_str(question)
+        }
+        TurnInput::Text(TextPrompt::Ids(_)) => {}
+        TurnInput::Text(TextPrompt::Infill(_)) => {
+            return Err(CommandError::bad_data(
+                "suffix: a prompt with a text behind it has no beginning of its own",
+            ));
+        }
+    }
+    Ok(input)
 }

@@ -13,7 +13,7 @@ use tokio::task::spawn_blocking;
 
 use crate::App;
 use crate::error::ApiError;
-use crate::gate::owner::Caller;
+use crate::gate::owner::{Caller, Owner};
 use crate::gate::request_id::HttpRequestId;
 use crate::sessions::{AFFINITY_HEADER, InSession, ROUTING_HEADERS, RequestSession, TransientKey};
 use crate::wire::json;
@@ -139,6 +139,14 @@ pub struct Incoming {
     pub request_id: String,
     /// See [`RequestArrival`].
     pub begun: Instant,
+}
+
+impl Incoming {
+    /// Creates an anonymous request without headers.
+    pub fn anonymous() -> Self {
+        let caller = Caller::new(Owner::anonymous(), false);
+        Self { headers: HeaderMap::new(), caller, request_id: String::new(), begun: Instant::now() }
+    }
 }
 
 impl FromRequestParts<App> for Incoming {

@@ -73,7 +73,7 @@ pub fn counted_fields(app: &App, fields: &mut Fields<'_>) -> PromptFields {
 
 /// Body of a request for a message.
 pub struct MessagesBody {
-    request: GenerateRequest,
+    pub request: GenerateRequest,
     is_streamed: bool,
     shows_thinking: bool,
     /// Fields that have no effect.

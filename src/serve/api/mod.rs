@@ -6,9 +6,10 @@
 //! markup out of messages. `patience` lets requests wait for a session; `listing` and `sessions` are the
 //! endpoints of sessions, `session_host` what they reach; `text` is the model's text side, `models` its
 //! name; `embeddings` computes vectors and scores; `mcp` lists and calls tools; `openapi` describes all of
-//! it. Handlers translate and wait: what may take long runs on `blocking` threads, the model on the
+//! it; `ahead` reads prompts that are computed and not answered. Handlers translate and wait: what may take long runs on `blocking` threads, the model on the
 //! engine's.
 
+pub mod ahead;
 pub(crate) mod blocking;
 pub(crate) mod body;
 mod chat;

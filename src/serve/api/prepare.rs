@@ -10,7 +10,7 @@ use crate::App;
 use crate::error::ApiError;
 use crate::sessions::{InSession, Opened, Placed, RequestSession, SessionTurn};
 use llmctl_base::Error;
-use llmctl_engine::turn::{PlannedTurn, Planner, SessionChat, TurnPlan};
+use llmctl_engine::turn::{PlannedTurn, SessionChat, TurnPlan};
 use llmctl_engine::{EngineClient, EngineSessionName};
 use llmctl_template::{Conversation, DateTime};
 
@@ -58,7 +58,7 @@ pub fn prepare(
     let engine = app.engine()?;
     match &request.prompt {
         Prompt::Texts(texts) => {
-            let planner = planner(app, &engine);
+            let planner = app.planner(&engine);
             let plans = texts.iter().map(|text| planner.plan_text(text, &request.turn));
             let plans = plans.collect::<Result<_, _>>()?;
             if let Some(RequestSession::Transient(key)) = &request.session {
@@ -69,10 +69,6 @@ pub fn prepare(
         }
         Prompt::Chat(conversation) => prepare_chat(app, &engine, request, conversation, turn),
     }
-}
-
-fn planner<'a>(app: &'a App, engine: &EngineClient) -> Planner<'a> {
-    Planner { chat_tokenizer: &app.model().chat_tokenizer, grammars: app.grammars(engine) }
 }
 
 fn prepare_chat(
@@ -86,7 +82,7 @@ fn prepare_chat(
         let chat_tokenizer = &app.model().chat_tokenizer;
         plain::check(chat_tokenizer.tokenizer(), chat_tokenizer.context_tokens(), conversation)?;
     }
-    let planner = planner(app, engine);
+    let planner = app.planner(engine);
     let check_out = |session: &RequestSession| {
         app.sessions().check_out(session, turn, &app.model().fingerprint, &conversation.messages)
     };

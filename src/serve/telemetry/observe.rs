@@ -12,6 +12,7 @@ use super::metrics::{FinishedTurn, Metrics};
 use super::prefix::{AnsweredPrompt, PrefixWatch};
 use super::spans::{RequestSpan, SpanSource};
 use llmctl_engine::EngineLoad;
+use llmctl_template::Conversation;
 
 /// Retry-After before any turn has ended.
 const UNKNOWN_WAIT: Duration = Duration::from_secs(2);
@@ -89,6 +90,11 @@ impl Observer {
             tracing::info!("{}", broken.line());
             self.state.metrics.prefix_break(&broken);
         }
+    }
+
+    /// As [`PrefixWatch::agent_prompt`].
+    pub fn agent_prompt(&self) -> Option<&Conversation> {
+        self.state.prefixes.agent_prompt()
     }
 
     pub(crate) fn prefixes(&self) -> &PrefixWatch {

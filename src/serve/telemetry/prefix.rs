@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt::Write;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -165,6 +165,7 @@ struct SeenPrompt {
 #[derive(Debug, Default)]
 pub struct PrefixWatch {
     state: Mutex<WatchState>,
+    agent: OnceLock<Conversation>,
 }
 
 #[derive(Debug, Default)]
@@ -176,6 +177,9 @@ struct WatchState {
 impl PrefixWatch {
     /// Compares a prompt with the last ones of its client, and keeps it for the next.
     pub fn note(&self, prompt: AnsweredPrompt<'_>) -> Option<PrefixBreak> {
+        if !prompt.conversation.tools.is_empty() {
+            self.agent.get_or_init(|| before_questions(prompt.conversation));
+        }
         let sections = sections(prompt.conversation);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let client = state.client(prompt.user_agent);
@@ -219,6 +223,11 @@ impl PrefixWatch {
         broken
     }
 
+    /// Returns the prompt of the agent whose request with tools was the first: what stands before the user's first message.
+    pub fn agent_prompt(&self) -> Option<&Conversation> {
+        self.agent.get()
+    }
+
     /// Returns the break of the session's last prompt.
     pub fn last(&self, session: &EngineSessionName) -> Option<PrefixBreak> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -238,6 +247,13 @@ impl WatchState {
         }
         if self.clients.contains(&name) { name } else { "other".to_owned() }
     }
+}
+
+fn before_questions(conversation: &Conversation) -> Conversation {
+    let is_before = |message: &&Message| message.role != Role::User;
+    let messages = conversation.messages.iter().take_while(is_before).cloned().collect();
+    let Conversation { tools, documents, kwargs, .. } = conversation;
+    Conversation { messages, tools: tools.clone(), documents: documents.clone(), kwargs: kwargs.clone() }
 }
 
 fn sections(conversation: &Conversation) -> Vec<Section> {

@@ -191,14 +191,18 @@ impl Loaded {
         }
     }
 
-    /// Waits until the KV of this turn is on disk, and shows what the engine has noticed.
+    /// As [`settle`].
     pub fn settle(&self, terminal: &Terminal) {
-        if let Ok(false) = self.engine.flush_disk(FLUSH_TIMEOUT) {
-            terminal
-                .warn("the disk is slow: not all KV was saved, and the next turn computes the rest again");
-        }
-        self.engine.take_notices().unwrap_or_default().iter().for_each(|notice| terminal.warn(notice));
+        settle(&self.engine, terminal);
     }
+}
+
+/// Waits until the KV of this turn is on disk, and shows what the engine has noticed.
+pub fn settle(engine: &EngineClient, terminal: &Terminal) {
+    if let Ok(false) = engine.flush_disk(FLUSH_TIMEOUT) {
+        terminal.warn("the disk is slow: not all KV was saved, and the next turn computes the rest again");
+    }
+    engine.take_notices().unwrap_or_default().iter().for_each(|notice| terminal.warn(notice));
 }
 
 #[cfg(test)]

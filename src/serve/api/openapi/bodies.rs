@@ -1,9 +1,6 @@
 //! The bodies of requests: the fields that their readers ask for while they read `examples.json`.
 
-use std::time::Instant;
-
 use axum::extract::FromRef;
-use axum::http::HeaderMap;
 use serde_json::{Map, Value};
 
 use super::super::body::Incoming;
@@ -13,19 +10,18 @@ use super::super::session_host::SessionHost;
 use super::super::{embeddings, messages, ollama, request, responses, sessions, text};
 use super::{object_of, schema};
 use crate::App;
-use crate::gate::owner::{Caller, Owner};
 use crate::wire::record::{FieldRecord, recorded};
 
 type Read = fn(&App, Map<String, Value>);
 
 /// The name of a body's schema, and its reader.
 const BODIES: [(&str, Read); 22] = [
-    ("ChatCompletionRequest", |app, body| drop(request::chat(app, body, incoming()))),
-    ("CompletionRequest", |app, body| drop(request::completion(app, body, incoming()))),
-    ("ResponseRequest", |app, body| drop(responses::read(app, body, incoming()))),
-    ("MessageRequest", |app, body| drop(messages::read(app, body, incoming()))),
+    ("ChatCompletionRequest", |app, body| drop(request::chat(app, body, Incoming::anonymous()))),
+    ("CompletionRequest", |app, body| drop(request::completion(app, body, Incoming::anonymous()))),
+    ("ResponseRequest", |app, body| drop(responses::read(app, body, Incoming::anonymous()))),
+    ("MessageRequest", |app, body| drop(messages::read(app, body, Incoming::anonymous()))),
     ("CountTokensRequest", |app, body| drop(text::read_fields(app, body, messages::counted_fields))),
-    ("InfillRequest", |app, body| drop(request::infill(app, body, incoming()))),
+    ("InfillRequest", |app, body| drop(request::infill(app, body, Incoming::anonymous()))),
     ("EmbeddingRequest", |app, body| drop(embeddings::read_fields(app, body, embeddings::embedding_body))),
     ("RerankRequest", |app, body| drop(embeddings::read_fields(app, body, embeddings::rerank_body))),
     ("TokenizeRequest", |app, body| drop(text::read_fields(app, body, text::tokenize_fields))),
@@ -35,9 +31,9 @@ const BODIES: [(&str, Read); 22] = [
     ("RenameRequest", |app, body| drop(sessions::only_name(&SessionHost::from_ref(app), body, "to"))),
     ("RestoreRequest", |app, body| drop(sessions::only_name(&SessionHost::from_ref(app), body, "branch"))),
     ("ToolCallRequest", |app, body| drop(mcp::call_body(&ServedTools::from_ref(app), body))),
-    ("NativeCompletionRequest", |app, body| drop(request::native(app, body, incoming()))),
-    ("OllamaChatRequest", |app, body| drop(ollama::read_chat(app, body, incoming()))),
-    ("OllamaGenerateRequest", |app, body| drop(ollama::read_generate(app, body, incoming()))),
+    ("NativeCompletionRequest", |app, body| drop(request::native(app, body, Incoming::anonymous()))),
+    ("OllamaChatRequest", |app, body| drop(ollama::read_chat(app, body, Incoming::anonymous()))),
+    ("OllamaGenerateRequest", |app, body| drop(ollama::read_generate(app, body, Incoming::anonymous()))),
     ("OllamaEmbedRequest", |app, body| drop(embeddings::read_fields(app, body, ollama::vectors::embed_body))),
     ("OllamaEmbeddingRequest", |app, body| {
         drop(embeddings::read_fields(app, body, ollama::vectors::embedding_body));
@@ -47,12 +43,6 @@ const BODIES: [(&str, Read); 22] = [
         drop(ollama::pull::pull_body(&ServedDownloads::from_ref(app), body));
     }),
 ];
-
-/// An anonymous request without headers.
-fn incoming() -> Incoming {
-    let caller = Caller::new(Owner::anonymous(), false);
-    Incoming { headers: HeaderMap::new(), caller, request_id: String::new(), begun: Instant::now() }
-}
 
 /// Returns the schema of each body, with its first example.
 pub fn schemas(app: &App) -> Map<String, Value> {
