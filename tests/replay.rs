@@ -291,6 +291,19 @@ fn a_batch_is_recorded_and_replayed() {
     place.run(&["replay", "empty"]).check(66, "has no recorded answers");
 }
 
+/// Answers that guide gave on x86-64 with AVX-512, also sampled ones; `.ci/aarch64` replays them there. Another guide records them
+/// again: `llmctl run -m guide --batch rows.jsonl --record tests/replay/guide`, with the rows that their receipts show.
+#[test]
+fn recorded_answers_are_those_of_every_instruction_set() {
+    let place = Place::new();
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/replay/guide");
+    for isa in llmctl_models::load::Isa::available() {
+        let told = place.run(&["replay", golden, "--cpu", isa.name()]);
+        let said = &told.check(0, "").stdout;
+        assert!(said.ends_with("2 answers: all the same\n"), "{}: {said}", isa.name());
+    }
+}
+
 #[test]
 fn a_receipt_is_the_same_wherever_it_is_read() {
     let recipe = AnswerRecipe { model: "m".to_owned(), ends: vec![2], ..AnswerRecipe::default() };
