@@ -193,7 +193,7 @@ class MistralRs:
         folder, name = os.path.split(path)
         start = time.perf_counter()
         which = mistralrs.Which.GGUF(quantized_model_id=folder, quantized_filename=name)
-        self.runner = mistralrs.Runner(which=which, max_seqs=32, prefix_cache_n=None)
+        self.runner = mistralrs.Runner(which=which, max_seqs=32, prefix_cache_n=0)
         self.answer(8, 1)
         self.ready = time.perf_counter() - start
 
