@@ -143,7 +143,11 @@ CONFIGS = {
             mscale=1.0, mscale_all_dim=1.0,
         ),
     ),
-    "glm-dsa": dict(SPARSE, model_type="glm_moe_dsa", rms_norm_eps=1e-5, indexer_types=["full", "shared", "full", "shared"]),
+    # With this width no scores tie where the choice ends; torch leaves open which of them it takes.
+    "glm-dsa": dict(
+        SPARSE | dict(index_head_dim=24), model_type="glm_moe_dsa", rms_norm_eps=1e-5,
+        indexer_types=["full", "shared", "full", "shared"],
+    ),
     # GLM-4.5 computes what Ling 2 does; the file gets the names of the latter.
     "bailing-moe2": dict(
         TEXT, model_type="glm4_moe", head_dim=16, attention_bias=False, use_qk_norm=True, n_routed_experts=8, n_shared_experts=1,

@@ -42,7 +42,6 @@ fn parse_config(family: &Family, reader: &ConfigReader, is_glm: bool) -> LoadRes
 }
 
 fn indexer(reader: &ConfigReader, latent: &LatentConfig, interleaved: bool) -> LoadResult<IndexerConfig> {
-    let size = |hugging_face, gguf, max| reader.size(reader.pick(hugging_face, gguf), max);
     let dim_key = reader.pick("index_head_dim", "attention.indexer.key_length");
     let head_dim = reader.size(dim_key, MAX_WIDTH)?;
     if head_dim < latent.rotary_dim {
@@ -53,11 +52,10 @@ fn indexer(reader: &ConfigReader, latent: &LatentConfig, interleaved: bool) -> L
         let key = reader.pick("q_lora_rank", "attention.q_lora_rank");
         return Err(reader.error(key, "is missing: indexers read the queries' latent row"));
     }
-    let num_heads = size("index_n_heads", "attention.indexer.head_count", MAX_WIDTH)?;
-    if num_heads * head_dim > MAX_WIDTH {
-        return Err(reader.error(dim_key, format!("{num_heads} heads of {head_dim} values are too many")));
-    }
-    let top_k = size("index_topk", "attention.indexer.top_k", MAX_TOP_K)?;
+    let heads_key = reader.pick("index_n_heads", "attention.indexer.head_count");
+    let num_heads = reader.size(heads_key, MAX_WIDTH / head_dim)?;
+    let top_key = reader.pick("index_topk", "attention.indexer.top_k");
+    let top_k = reader.size(top_key, MAX_TOP_K)?;
     Ok(IndexerConfig { num_heads, head_dim, top_k, interleaved })
 }
 
