@@ -90,6 +90,7 @@ mod session_branches;
 mod session_removal;
 mod session_store;
 mod session_transcript;
+mod sparse_attention;
 mod speculation;
 mod state_groups;
 mod steady_steps;

@@ -51,7 +51,7 @@ const DEVIATIONS: &[Deviation] = &[
 
 /// Families that candle-transformers does not have, or in a form that reads other files: their only reference is the stored
 /// logits.
-const WITHOUT: &str = "afmoe bailing-moe2 cohere2 cohere2-moe exaone-moe gemma4 gemma4-e gemma4-moe gemma4-unified gpt-oss hy3 \
+const WITHOUT: &str = "afmoe bailing-moe2 cohere2 cohere2-moe deepseek3.2 exaone-moe gemma4 gemma4-e gemma4-moe gemma4-unified glm-dsa gpt-oss hy3 \
     kimi-linear laguna lfm2 mistral4 muse-glimmer nemotron-h-moe phi4-mini qwen3-moe qwen3-vl qwen3-vl-moe qwen3.5 \
     qwen3.5-moe";
 

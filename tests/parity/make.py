@@ -52,6 +52,13 @@ NEMOTRON = dict(
 
 EXPERTS = dict(num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24)
 
+# Latent attention to 8 tokens that an indexer chooses; prompts are longer.
+SPARSE = dict(
+    TEXT, num_key_value_heads=4, kv_lora_rank=32, q_lora_rank=24, qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=16,
+    n_routed_experts=8, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=24, first_k_dense_replace=1,
+    index_topk=8, index_head_dim=16, index_n_heads=8,
+)
+
 CONFIGS = {
     "qwen3-vl": dict(
         model_type="qwen3_vl", vision_config=VISION, tie_word_embeddings=True, **TOKENS,
@@ -129,6 +136,17 @@ CONFIGS = {
             rope_type="yarn", rope_theta=1e4, factor=16.0, original_max_position_embeddings=32, beta_fast=32.0, beta_slow=1.0,
             mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1,
         ),
+    ),
+    "deepseek3.2": dict(
+        SPARSE, model_type="deepseek_v32", n_group=4, topk_group=2, rope_parameters=dict(
+            rope_type="yarn", rope_theta=1e4, factor=16.0, original_max_position_embeddings=32, beta_fast=32.0, beta_slow=1.0,
+            mscale=1.0, mscale_all_dim=1.0,
+        ),
+    ),
+    # With this width no scores tie where the choice ends; torch leaves open which of them it takes.
+    "glm-dsa": dict(
+        SPARSE | dict(index_head_dim=24), model_type="glm_moe_dsa", rms_norm_eps=1e-5,
+        indexer_types=["full", "shared", "full", "shared"],
     ),
     # GLM-4.5 computes what Ling 2 does; the file gets the names of the latter.
     "bailing-moe2": dict(

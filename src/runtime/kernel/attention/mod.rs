@@ -17,6 +17,7 @@
 //! Runs can be reduced by different threads and merged afterwards, or by one thread in order: the merges are
 //! the same. Positions that a query does not see are never multiplied, so an infinity in them has no effect.
 
+mod index;
 mod lanes;
 mod stored;
 #[cfg(test)]
@@ -25,8 +26,9 @@ mod tile;
 
 use std::ops::Range;
 
+pub use index::{IndexQuery, choose_highest, index_page};
 pub(crate) use lanes::VectorLanes;
-pub use stored::{BLOCK, KvPart, KvType, KvValues, PAGE_TOKENS, read_row, write_row};
+pub use stored::{BLOCK, KvPart, KvType, KvValues, PAGE_TOKENS, copy_row, read_row, write_row};
 use stored::{F16, F32, Q8, Stored};
 use tile::{KvBlock, mix_page, score_page, score_rows};
 
@@ -385,6 +387,7 @@ macro_rules! with_tile {
         }
     };
 }
+use with_tile;
 
 /// Computes inner products of all queries with the pages that they see, page by page, so that memory is read
 /// sequentially.
@@ -410,11 +413,9 @@ unsafe fn score<V: VectorLanes, S: Stored>(run: &RunTask<'_>, scratch: &mut Scra
                 let scores = (scores[page * PAGE_TOKENS..].as_mut_ptr(), RUN_TOKENS);
                 // SAFETY: by this function's contract; the slices hold `size` rows.
                 unsafe {
-                    match run.queries.values {
-                        KvValues::Own => with_tile!(size, score_page::<V, S>(head_dim, q, keys, scores)),
-                        KvValues::InKeys(_) => {
-                            with_tile!(size, score_rows::<V, S>(head_dim, q, keys, scores));
-                        }
+                    match run.queries.values.key_layout() {
+                        KvPart::Keys => with_tile!(size, score_page::<V, S>(head_dim, q, keys, scores)),
+                        KvPart::Values => with_tile!(size, score_rows::<V, S>(head_dim, q, keys, scores)),
                     }
                 };
             }

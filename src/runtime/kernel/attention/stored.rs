@@ -56,6 +56,8 @@ pub enum KvValues {
     Own,
     /// The first values of each key, this many (latent attention).
     InKeys(usize),
+    /// Keys alone, those of an indexer.
+    None,
 }
 
 impl KvValues {
@@ -64,6 +66,7 @@ impl KvValues {
         match self {
             KvValues::Own => head_dim,
             KvValues::InKeys(dim) => dim,
+            KvValues::None => 0,
         }
     }
 
@@ -71,7 +74,15 @@ impl KvValues {
     pub const fn num_rows(self) -> usize {
         match self {
             KvValues::Own => 2,
-            KvValues::InKeys(_) => 1,
+            KvValues::InKeys(_) | KvValues::None => 1,
+        }
+    }
+
+    /// Returns the layout of the keys: that of values if they hold the values.
+    pub const fn key_layout(self) -> KvPart {
+        match self {
+            KvValues::Own | KvValues::None => KvPart::Keys,
+            KvValues::InKeys(_) => KvPart::Values,
         }
     }
 }
@@ -165,6 +176,29 @@ pub fn read_row(kv_type: KvType, part: KvPart, block: &[u8], token: usize, row: 
                 f32::from(bytemuck::cast_slice::<_, i8>(codes)[at]) * scale
             }
         };
+    }
+}
+
+/// Copies a token's row from one head's block in the layout of values to another: block and token of each.
+///
+/// # Panics
+/// If a block is none of `head_dim`.
+pub fn copy_row(kv_type: KvType, head_dim: usize, from: (&[u8], usize), to: (&mut [u8], usize)) {
+    let len = PAGE_TOKENS * kv_type.row_bytes(head_dim);
+    assert!(from.0.len() == len && to.0.len() == len, "blocks of a head");
+    let element = match kv_type {
+        KvType::F32 => size_of::<f32>(),
+        KvType::F16 => size_of::<f16>(),
+        KvType::Q8_0 => size_of::<i8>(),
+    };
+    let row = head_dim * element;
+    to.0[to.1 * row..][..row].copy_from_slice(&from.0[from.1 * row..][..row]);
+    if kv_type == KvType::Q8_0 {
+        for block in 0..head_dim.div_ceil(BLOCK) {
+            let scale = |token: usize| PAGE_TOKENS * row + size_of::<f16>() * (block * PAGE_TOKENS + token);
+            let bytes = &from.0[scale(from.1)..][..size_of::<f16>()];
+            to.0[scale(to.1)..][..size_of::<f16>()].copy_from_slice(bytes);
+        }
     }
 }
 
@@ -269,6 +303,34 @@ mod tests {
         for broken in [f32::NAN, f32::INFINITY, 1e7] {
             let row = &round_trip(KvType::Q8_0, KvPart::Keys, &[vec![1.0, broken]])[0];
             assert!(row.iter().all(|x| x.is_nan()), "{broken}");
+        }
+    }
+
+    #[test]
+    fn a_copied_row_reads_as_the_original() {
+        for (kv_type, head_dim) in
+            KvType::ALL.into_iter().flat_map(|kind| [8, 40, 576].map(|dim| (kind, dim)))
+        {
+            let len = PAGE_TOKENS * kv_type.row_bytes(head_dim);
+            let mut memory = [vec![0u64; len.div_ceil(8)], vec![0u64; len.div_ceil(8)]];
+            let [from, to] = &mut memory;
+            let [from, to] = [from, to].map(|words| &mut bytemuck::cast_slice_mut::<_, u8>(words)[..len]);
+            for token in 0..PAGE_TOKENS {
+                let row: Vec<f32> = (0..head_dim).map(|dim| ((token * 37 + dim) as f32).cos()).collect();
+                write_row(kv_type, KvPart::Values, from, token, &row);
+            }
+            let read = |block: &[u8], token| {
+                let mut row = vec![0.0; head_dim];
+                read_row(kv_type, KvPart::Values, block, token, &mut row);
+                row
+            };
+            for (token, place) in [(31, 0), (0, 31), (7, 7), (7, 8)] {
+                copy_row(kv_type, head_dim, (from, token), (to, place));
+            }
+            for (token, place) in [(31, 0), (0, 31), (7, 7), (7, 8)] {
+                assert_eq!(read(to, place), read(from, token), "{} {head_dim}", kv_type.name());
+            }
+            assert_eq!(read(to, 1), vec![0.0; head_dim], "other rows stay");
         }
     }
 

@@ -60,7 +60,7 @@ impl History {
     }
 
     fn key_layout(&self) -> KvPart {
-        if self.values == KvValues::Own { KvPart::Keys } else { KvPart::Values }
+        self.values.key_layout()
     }
 
     fn value_dim(&self) -> usize {

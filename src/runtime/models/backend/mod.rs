@@ -98,6 +98,38 @@ pub struct AttentionSpec<'a, V> {
     pub is_two_way: bool,
     /// Learned scores, one per head, that take part in the softmax without a value (gpt-oss).
     pub sinks: Option<&'a V>,
+    /// The positions that rows see; `None` if they see all. For latent attention only.
+    pub selected: Option<&'a SelectedKeys>,
+}
+
+/// An indexer's part of a step.
+#[derive(Debug, Clone, Copy)]
+pub struct IndexerSpec {
+    /// Index into [`KvLayout::stores`], of the indexer's keys.
+    pub store: usize,
+    /// Number of positions that a row sees at most; at least 1.
+    pub top_k: usize,
+}
+
+/// The positions that the rows of a step see by an indexer's choice.
+#[derive(Debug, Default, Clone)]
+pub struct SelectedKeys {
+    pub top_k: usize,
+    /// `[rows, top_k]`, ascending in each row; unused, or missing, for rows that see all.
+    pub positions: Vec<u32>,
+}
+
+impl SelectedKeys {
+    /// Makes all rows see all positions, of which there are at most `top_k`.
+    pub fn see_all(&mut self, top_k: usize) {
+        self.top_k = top_k;
+        self.positions.clear();
+    }
+
+    /// Returns the positions that a row at `position` sees; `None` for all up to its own.
+    pub fn of_row(&self, row: usize, position: usize) -> Option<&[u32]> {
+        (position >= self.top_k).then(|| &self.positions[row * self.top_k..][..self.top_k])
+    }
 }
 
 /// A causal convolution over each channel separately; `V` is the backend's vector. Its state is the inputs of the
@@ -496,6 +528,20 @@ pub trait Backend: Send + 'static {
         spans: &[RowSpan],
         out: &mut Self::Buffer,
     ) -> Result<()>;
+
+    /// Chooses for each row the positions with the highest scores of an indexer, whose keys are in the pages: `[q, weights]` are
+    /// `[rows, heads * head_dim]` and `[rows, heads]`. See [`llmctl_kernel::attention::index_page`] and
+    /// [`llmctl_kernel::attention::choose_highest`] for score and choice.
+    fn select_keys(
+        &self,
+        _kv: &Self::Kv,
+        _spec: &IndexerSpec,
+        _inputs: [&Self::Buffer; 2],
+        _spans: &[RowSpan],
+        _out: &mut SelectedKeys,
+    ) -> Result<()> {
+        Err(Error::Backend(NO_LATENT.to_owned()))
+    }
 
     /// Computes `out = convolution(x)`, and updates the states of the sequences.
     fn convolve(

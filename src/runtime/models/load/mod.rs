@@ -63,7 +63,7 @@ use vision::VisionFiles;
 pub use vision::{Sight, VisionFacts};
 
 use super::backend::candle::{Candle, is_widened};
-use super::backend::cpu::{Cpu, CpuThreads};
+use super::backend::cpu::{Cpu, CpuThreads, HELD_SCORES};
 use super::backend::{Backend, PAGE_TOKENS};
 use super::hints::Hints;
 use super::kv::KvKind;
@@ -578,7 +578,12 @@ fn attention_bytes_per_token(config: &DecoderConfig, device: Device) -> u64 {
 fn activation_bytes(config: &DecoderConfig) -> u64 {
     const ROWS: usize = 512;
     let widest = config.layers.iter().map(|layer| layer.mixer_width() + layer.feed_forward.width()).max();
-    (4 * (ROWS * (6 * config.hidden_size + 3 * widest.unwrap_or(0)) + 8 * config.vocab_size)) as u64
+    let chosen = config.layers.iter().filter_map(|layer| match &layer.mixer {
+        MixerConfig::Latent(latent) => Some(HELD_SCORES + ROWS * latent.indexer()?.top_k),
+        _ => None,
+    });
+    let rows = ROWS * (6 * config.hidden_size + 3 * widest.unwrap_or(0)) + chosen.max().unwrap_or(0);
+    (4 * (rows + 8 * config.vocab_size)) as u64
 }
 
 /// Guesses a tensor's purpose from its shape; only token tables have that many rows.

@@ -114,7 +114,7 @@ impl LayerConfig {
             MixerConfig::AttentionAndSsm { attention, ssm, .. } => {
                 ssm.shape.conv_width().max(attention.num_heads * attention.head_dim)
             }
-            MixerConfig::Latent(latent) => latent.num_heads * latent.key_dim(),
+            MixerConfig::Latent(latent) => latent.width(),
         }
     }
 }
@@ -280,9 +280,46 @@ pub struct LatentConfig {
     pub rope: Option<usize>,
     /// True if the file stores rotary pairs side by side.
     pub interleaved: bool,
+    pub seen: SeenKeys,
+}
+
+/// The tokens that a row of latent attention sees, among those up to its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SeenKeys {
+    All,
+    /// Those that the layer's indexer scores highest (DeepSeek V3.2).
+    Indexed(IndexerConfig),
+    /// Those that the last indexer before the layer chose (GLM-5.2).
+    AsBefore,
+}
+
+/// An indexer: a token's score is the sum over heads of `weight * max(q . key, 0)`, with one key for all heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IndexerConfig {
+    pub num_heads: usize,
+    /// Width of a query and of the key; at least that of the rotated part, with which each begins.
+    pub head_dim: usize,
+    /// Number of tokens that a row sees at most.
+    pub top_k: usize,
+    /// True if the file stores rotary pairs side by side.
+    pub interleaved: bool,
 }
 
 impl LatentConfig {
+    /// Returns the width of the widest of its buffers.
+    fn width(&self) -> usize {
+        let indexer = self.indexer().map_or(0, |indexer| indexer.num_heads * indexer.head_dim);
+        indexer.max(self.num_heads * self.key_dim())
+    }
+
+    /// Returns the layer's own indexer.
+    pub fn indexer(&self) -> Option<&IndexerConfig> {
+        match &self.seen {
+            SeenKeys::Indexed(indexer) => Some(indexer),
+            SeenKeys::All | SeenKeys::AsBefore => None,
+        }
+    }
+
     /// Returns the number of values that are kept per token.
     pub fn key_dim(&self) -> usize {
         self.kv_rank + self.rotary_dim

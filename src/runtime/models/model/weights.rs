@@ -615,12 +615,7 @@ impl Linear {
     /// matrix. Only the first `rotated` values of a head are pairs.
     pub fn deinterleave(self, head_dim: usize, rotated: usize) -> Linear {
         let (rows, _) = self.weight.rows_cols();
-        let source_row = |row: usize| {
-            let (head, within) = (row / head_dim, row % head_dim);
-            let (part, pair) = (within / (rotated / 2), within % (rotated / 2));
-            head * head_dim + if within < rotated { 2 * pair + part } else { within }
-        };
-        self.gather_rows((0..rows).map(source_row))
+        self.gather_rows((0..rows).map(|row| deinterleaved(row, head_dim, rotated)))
     }
 
     /// Returns some of the rows, in the given order.
@@ -647,6 +642,13 @@ impl Linear {
         let weight = HostTensor { dtype: self.weight.dtype, shape: vec![cols, rows], bytes: bytes.into() };
         Linear { weight, ..self.clone() }
     }
+}
+
+/// Returns where a value of half-split order is stored, if rotary pairs are stored side by side; see [`Linear::deinterleave`].
+pub fn deinterleaved(row: usize, head_dim: usize, rotated: usize) -> usize {
+    let (head, within) = (row / head_dim, row % head_dim);
+    let (part, pair) = (within / (rotated / 2), within % (rotated / 2));
+    head * head_dim + if within < rotated { 2 * pair + part } else { within }
 }
 
 impl Linear {

@@ -4,6 +4,9 @@
 //! Rows of a prompt share what they read: a task takes one KV head at a time, whose run stays in the cache. A
 //! single row reads everything once: it is cut by runs, and a task takes as many KV heads as leave enough
 //! tasks for the threads, because heads lie side by side in a page and sequential reads are fastest.
+//!
+//! A row that sees chosen positions only is computed alone: its keys are copied, in ascending order of their positions, to pages
+//! of its own, of which it sees all. So a choice of all positions gives the bits of attention without a choice.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -13,7 +16,7 @@ use super::{Cpu, CpuBuffer};
 use crate::backend::{AttentionSpec, KvShape, RowSpan};
 use llmctl_kernel::Isa;
 use llmctl_kernel::attention;
-use llmctl_kernel::attention::{Queries, Scratch, partial_len};
+use llmctl_kernel::attention::{HeadPage, PAGE_TOKENS, Queries, RUN_PAGES, RUN_TOKENS, Scratch, partial_len};
 
 /// Queries of a task, few enough that they and their scores stay in the second-level cache.
 const BLOCK_QUERIES: usize = 64;
@@ -23,6 +26,8 @@ const TASKS_PER_THREAD: usize = 4;
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
+    /// Keys that a row has chosen, as pages; words, so that they are aligned.
+    static CHOSEN: RefCell<Vec<u32>> = RefCell::default();
 }
 
 /// Consecutive rows of a span that are computed together.
@@ -72,6 +77,7 @@ struct AttentionJob<'a> {
 impl AttentionJob<'_> {
     fn queries(&self, block: &QueryBlock, kv_head: usize) -> Queries<'_> {
         let (span, KvShape { head_dim, .. }) = (&self.spans[block.span], self.shape);
+        let start = span.start + block.rows.start - span.rows.start;
         let rows = block.rows.start - span.rows.start..block.rows.end - span.rows.start;
         let spans = span.seen_besides.get(rows).filter(|_| self.spec.is_two_way);
         Queries {
@@ -82,11 +88,40 @@ impl AttentionJob<'_> {
             heads: self.group,
             head_dim,
             values: self.shape.values,
-            start: span.start + block.rows.start - span.rows.start,
+            // The last one of the pages that hold the chosen keys.
+            start: self.chosen(block).map_or(start, |chosen| chosen.len() - 1),
             window: self.spec.window,
             spans: spans.unwrap_or_default(),
             rule: self.spec.rule,
             kv_type: self.kv.kv_type(),
+        }
+    }
+
+    /// Returns the positions that the row of a block sees; `None` if its rows see all.
+    fn chosen(&self, block: &QueryBlock) -> Option<&[u32]> {
+        let (span, row) = (&self.spans[block.span], block.rows.start);
+        self.spec.selected?.of_row(row, span.start + row - span.rows.start)
+    }
+
+    /// Returns the first row of a span that sees chosen positions only; the rows after it do too.
+    fn first_choosing(&self, span: &RowSpan) -> usize {
+        let seeing_all = self.spec.selected.map_or(usize::MAX, |selected| selected.top_k);
+        span.rows.end.min(span.rows.start.saturating_add(seeing_all.saturating_sub(span.start)))
+    }
+
+    /// Copies the chosen keys of some runs, counted in the order of `positions`, to pages side by side.
+    fn gather(&self, span: &RowSpan, positions: &[u32], runs: Range<usize>, pages: &mut Vec<u32>) {
+        let (kv_type, head_dim) = (self.kv.kv_type(), self.shape.head_dim);
+        let positions = &positions[runs.start * RUN_TOKENS..positions.len().min(runs.end * RUN_TOKENS)];
+        let block_bytes = PAGE_TOKENS * kv_type.row_bytes(head_dim);
+        pages.resize((positions.len().div_ceil(PAGE_TOKENS) * block_bytes).div_ceil(size_of::<u32>()), 0);
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(pages);
+        for (positions, block) in positions.chunks(PAGE_TOKENS).zip(bytes.chunks_exact_mut(block_bytes)) {
+            for (index, position) in positions.iter().enumerate() {
+                let (page, token) = span.slot(*position as usize);
+                let keys = self.kv.head_pages(self.spec.store, 0..1, page).keys;
+                attention::copy_row(kv_type, head_dim, (keys, token), (block, index));
+            }
         }
     }
 
@@ -109,8 +144,11 @@ impl AttentionPlan {
         self.tasks.clear();
         let block_rows = (BLOCK_QUERIES / job.group).max(1);
         for (span, facts) in job.spans.iter().enumerate() {
-            for start in facts.rows.clone().step_by(block_rows) {
-                let rows = start..facts.rows.end.min(start + block_rows);
+            let choosing = job.first_choosing(facts)..facts.rows.end;
+            let seeing_all = facts.rows.start..choosing.start;
+            let blocks = seeing_all.clone().step_by(block_rows);
+            let blocks = blocks.map(|start| start..seeing_all.end.min(start + block_rows));
+            for rows in blocks.chain(choosing.map(|row| row..row + 1)) {
                 let mut block =
                     QueryBlock { span, rows, runs: 0..0, first_task: 0, num_parts: 1, kv_heads: 1 };
                 block.runs = job.queries(&block, 0).runs();
@@ -173,9 +211,31 @@ fn run_task(isa: Isa, job: &AttentionJob<'_>, blocks: &[QueryBlock], task: &Atte
     let kv_heads = task.kv_head..task.kv_head + block.kv_heads;
     let page = |number: usize| job.kv.head_pages(job.spec.store, kv_heads.clone(), span.pages[number]);
     let len = block.kv_heads * queries.rows * queries.heads * partial_len(job.shape.value_dim());
-    SCRATCH.with_borrow_mut(|scratch| {
-        attention::attend(isa, &queries, task.runs.clone(), &page, scratch, &mut slot[..len]);
+    let slot = &mut slot[..len];
+    let Some(positions) = job.chosen(block) else {
+        return attend_runs(isa, &queries, task.runs.clone(), &page, slot);
+    };
+    CHOSEN.with_borrow_mut(|pages| {
+        job.gather(span, positions, task.runs.clone(), pages);
+        let block_bytes = PAGE_TOKENS * job.kv.kv_type().row_bytes(job.shape.head_dim);
+        let first = task.runs.start * RUN_PAGES;
+        let bytes: &[u8] = bytemuck::cast_slice(pages);
+        let page = |number: usize| {
+            let keys = &bytes[(number - first) * block_bytes..][..block_bytes];
+            HeadPage { keys, values: keys }
+        };
+        attend_runs(isa, &queries, task.runs.clone(), &page, slot);
     });
+}
+
+fn attend_runs<'a>(
+    isa: Isa,
+    queries: &Queries<'_>,
+    runs: Range<usize>,
+    page: &dyn Fn(usize) -> HeadPage<'a>,
+    slot: &mut [f32],
+) {
+    SCRATCH.with_borrow_mut(|scratch| attention::attend(isa, queries, runs, page, scratch, slot));
 }
 
 /// Merges the results of a row's tasks.

@@ -252,7 +252,7 @@ impl CpuKv {
         let block_bytes = PAGE_TOKENS * kv_type.row_bytes(head_dim);
         let page_bytes = self.groups[group].page_bytes;
         let count = values.num_rows() * num_kv_heads;
-        let key_layout = if values == KvValues::Own { KvPart::Keys } else { KvPart::Values };
+        let key_layout = values.key_layout();
         assert!(offset + count * block_bytes <= page_bytes, "a layer's blocks lie in its page");
         // One block at a time, so that it is in the cache while its tokens are scattered over it. Keys first, as in
         // the page.

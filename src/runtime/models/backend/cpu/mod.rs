@@ -9,6 +9,7 @@ mod attention;
 mod buffer;
 mod drafted;
 mod heads;
+mod indexer;
 mod kv;
 mod late;
 mod low_rank;
@@ -22,6 +23,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use buffer::CpuBuffer;
+pub use indexer::HELD_SCORES;
 pub use kv::CpuKv;
 use late::LatePacked;
 pub use low_rank::CpuLowRank;
@@ -29,8 +31,9 @@ use low_rank::LowRankScratch;
 pub use whole::WholeSpan;
 
 use super::{
-    Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, GatedNetwork, KvLayout, KvType, PageId, Product,
-    RowSpan, SsmSpec, TextHeads, WeightedRows, add_feed_forward_in_steps, feed_forward_in_steps,
+    Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, GatedNetwork, IndexerSpec, KvLayout, KvType,
+    PageId, Product, RowSpan, SelectedKeys, SsmSpec, TextHeads, WeightedRows, add_feed_forward_in_steps,
+    feed_forward_in_steps,
 };
 use crate::panels::{LoadedPanels, PanelStore};
 use crate::tensor::{HostTensor, SharedBytes};
@@ -127,6 +130,7 @@ struct CpuScratch {
     /// Results in the order in which tasks write them.
     reordered: Vec<f32>,
     attention: attention::AttentionPlan,
+    index: indexer::IndexPlan,
 }
 
 impl Cpu {
@@ -743,6 +747,18 @@ impl Backend for Cpu {
     ) -> Result<()> {
         out.resize(q.num_rows(), spec.num_heads * kv.shape(spec.store).value_dim());
         self.attend_rows(kv, spec, q, spans, out);
+        Ok(())
+    }
+
+    fn select_keys(
+        &self,
+        kv: &CpuKv,
+        spec: &IndexerSpec,
+        inputs: [&CpuBuffer; 2],
+        spans: &[RowSpan],
+        out: &mut SelectedKeys,
+    ) -> Result<()> {
+        self.choose_keys(kv, *spec, inputs, spans, out);
         Ok(())
     }
 

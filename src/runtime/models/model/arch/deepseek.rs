@@ -10,7 +10,7 @@ use super::rope::yarn_score_factor;
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{
     ExpertGroups, ExpertWeights, ExpertsConfig, FeedForwardConfig, LatentConfig, MixerConfig, MlpConfig,
-    PartNames, RopeScaling,
+    PartNames, RopeScaling, SeenKeys,
 };
 use llmctl_base::error::LoadResult;
 
@@ -144,6 +144,7 @@ fn latent(reader: &ConfigReader) -> LoadResult<LatentConfig> {
         temperature: None,
         rope: Some(0),
         interleaved: reader.flag("rope_interleave")?.unwrap_or(true),
+        seen: SeenKeys::All,
     })
 }
 
@@ -239,8 +240,17 @@ fn gguf_is_sigmoid(reader: &ConfigReader) -> LoadResult<bool> {
     const GLM_VOCAB: usize = 154_880;
     match reader.count(KEY)? {
         None | Some(0) => {
-            const SIGMOID: [&str; 7] =
-                ["glm4moe", "nemotron_h_moe", "afmoe", "hy_v3", "laguna", "step35", "kimi-linear"];
+            const SIGMOID: [&str; 9] = [
+                "glm4moe",
+                "nemotron_h_moe",
+                "afmoe",
+                "hy_v3",
+                "laguna",
+                "step35",
+                "kimi-linear",
+                "deepseek32",
+                "glm-dsa",
+            ];
             let name = reader.architecture()?;
             Ok(reader.count("vocab_size")? == Some(GLM_VOCAB) || SIGMOID.contains(&&*name))
         }

@@ -26,6 +26,7 @@ mod nemotron_h;
 mod published;
 mod qwen3_5;
 mod sliding_families;
+mod sparse_latent;
 
 pub use config_reader::{ConfigReader, ModelFormat};
 #[cfg(feature = "candle-families")]
@@ -76,6 +77,8 @@ pub const FAMILIES: &[Family] = &[
     deepseek::V2_FAMILY,
     deepseek::V3_FAMILY,
     deepseek::GLM_FAMILY,
+    sparse_latent::DEEPSEEK_FAMILY,
+    sparse_latent::GLM_FAMILY,
     dense_families::ERNIE4_5,
     expert_families::ERNIE4_5_MOE,
     sliding_families::EXAONE4,

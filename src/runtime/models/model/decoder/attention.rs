@@ -178,6 +178,7 @@ impl<B: Backend> Mixer<B> for Attention<B> {
                 window: config.window,
                 is_two_way: step.two_way.is_in(config.window),
                 sinks: self.sinks.as_ref(),
+                selected: None,
             };
             backend.attend(kv, &spec, q, spans, mixed)?;
         }

@@ -4,7 +4,7 @@
 use super::StepBuffers;
 use super::routing::Routing;
 use crate::adapters::{AdapterSpec, AdapterUse};
-use crate::backend::{Backend, LowRankChange, Product, WeightedRows};
+use crate::backend::{Backend, LowRankChange, Product, SelectedKeys, WeightedRows};
 use crate::model::{Batch, Row};
 use llmctl_base::error::{Error, Result};
 
@@ -164,4 +164,6 @@ pub struct LayerBuffers<T> {
     pub routing: Routing,
     /// Factors of the rows' queries.
     pub factors: Vec<f32>,
+    /// The choice of the step's last indexer.
+    pub selected: SelectedKeys,
 }

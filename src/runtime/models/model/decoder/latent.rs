@@ -4,13 +4,14 @@
 //!
 //! The pages hold the latent row and the rotated key only. The projections are absorbed: a head's query is
 //! projected to the latent row's width before the scores, and its mixed latent row to values after them. All
-//! heads then share one KV head, whose values are the beginning of its keys.
+//! heads then share one KV head, whose values are the beginning of its keys. An indexer may choose the tokens that a row sees.
 
 use super::StoreIndex;
 use super::buffers::{LayerBuffers, LayerContext, Mixer, Projection};
+use super::indexer::Indexer;
 use super::load::Loader;
 use crate::backend::{AttentionSpec, Backend, ScoreRule};
-use crate::model::config::{LatentConfig, Names};
+use crate::model::config::{LatentConfig, Names, SeenKeys};
 use crate::model::weights::Linear;
 use llmctl_base::error::{LoadResult, Result};
 
@@ -44,12 +45,13 @@ pub struct LatentAttention<B: Backend> {
     /// From a head's mixed latent row to its values, by head.
     values: Vec<B::Weight>,
     output: Projection<B>,
+    indexer: Option<Indexer<B>>,
 }
 
 impl<B: Backend> LatentAttention<B> {
     /// # Errors
     /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
-    pub fn load(loader: &Loader<'_, B>, config: &LatentConfig, store: StoreIndex) -> LoadResult<Self> {
+    pub fn load(loader: &Loader<'_, B>, config: &LatentConfig, stores: &[StoreIndex]) -> LoadResult<Self> {
         let (file, layer, hidden) = (loader.file, loader.layer, loader.hidden);
         let LatentConfig { num_heads, kv_rank, rotary_dim, value_dim, .. } = *config;
         let (query_down, query) = read_query(loader, config)?;
@@ -67,7 +69,7 @@ impl<B: Backend> LatentAttention<B> {
         };
         Ok(Self {
             config: config.clone(),
-            store,
+            store: stores[0],
             query_down,
             plain_query: loader.projection(plain_query)?,
             rotary_query: loader.projection(unrolled(rotary_query))?,
@@ -77,6 +79,7 @@ impl<B: Backend> LatentAttention<B> {
             absorbed_keys: heads(keys)?,
             values: heads(values)?,
             output: loader.linear(loader.naming.parts.attention_output, [hidden, num_heads * value_dim])?,
+            indexer: Indexer::load(loader, config, stores)?,
         })
     }
 
@@ -103,10 +106,13 @@ impl<B: Backend> LatentAttention<B> {
 impl<B: Backend> Mixer<B> for LatentAttention<B> {
     /// Computes the layer's attention into `out`.
     fn apply(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
-        let LayerContext { backend, step, kv, work, .. } = context;
-        let (backend, config) = (*backend, &self.config);
-        self.project(backend, input, work)?;
-        let LayerBuffers { q, k, v, mixed, gate, up, factors, .. } = &mut **work;
+        let (backend, config) = (context.backend, &self.config);
+        self.project(backend, input, context.work)?;
+        if let Some(indexer) = &self.indexer {
+            indexer.choose(context, input)?;
+        }
+        let LayerContext { step, kv, work, .. } = context;
+        let LayerBuffers { q, k, v, mixed, gate, up, factors, selected, .. } = &mut **work;
         if let Some(rope) = config.rope {
             backend.rope(mixed, config.rotary_dim, &step.angles[rope])?;
             backend.rope(v, config.rotary_dim, &step.angles[rope])?;
@@ -127,6 +133,7 @@ impl<B: Backend> Mixer<B> for LatentAttention<B> {
             window: None,
             is_two_way: false,
             sinks: None,
+            selected: (config.seen != SeenKeys::All).then_some(&*selected),
         };
         backend.attend(kv, &spec, up, spans, mixed)?;
         backend.matmul_heads(mixed, &self.values, gate)?;

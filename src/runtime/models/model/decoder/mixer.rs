@@ -34,7 +34,7 @@ pub fn load_mixer<B: Backend>(
     let mixer: Box<dyn Mixer<B>> = match (config, stores) {
         (MixerConfig::None, _) => return Ok(None),
         (MixerConfig::Attention(attention), &[store]) => Box::new(Attention::load(loader, attention, store)?),
-        (MixerConfig::Latent(latent), &[store]) => Box::new(LatentAttention::load(loader, latent, store)?),
+        (MixerConfig::Latent(latent), stores) => Box::new(LatentAttention::load(loader, latent, stores)?),
         (MixerConfig::ShortConv(conv), &[store]) => Box::new(ShortConv::load(loader, conv, store)?),
         (MixerConfig::DeltaNet(net), &[store, _]) if net.is_kimi => {
             Box::new(KimiDelta::load(loader, net, store)?)

@@ -11,6 +11,7 @@ mod buffers;
 mod delta_net;
 mod feed_forward;
 mod images;
+mod indexer;
 mod kimi_delta;
 mod latent;
 mod layer;
@@ -615,8 +616,10 @@ fn store_shapes(mixer: &MixerConfig, hidden_size: usize) -> Vec<(KvKind, StoreSh
         MixerConfig::Attention(attention) => vec![rows(attention)],
         MixerConfig::Latent(latent) => {
             let values = KvValues::InKeys(latent.kv_rank);
-            let shape = KvShape { num_kv_heads: 1, head_dim: latent.key_dim(), values };
-            vec![(KvKind::Full, StoreShape::Rows(shape))]
+            let rows = |head_dim, values| StoreShape::Rows(KvShape { num_kv_heads: 1, head_dim, values });
+            let keys = latent.indexer().map(|indexer| rows(indexer.head_dim, KvValues::None));
+            let stores = [rows(latent.key_dim(), values)].into_iter().chain(keys);
+            stores.map(|shape| (KvKind::Full, shape)).collect()
         }
         MixerConfig::ShortConv(conv) => vec![state((conv.kernel - 1) * hidden_size)],
         MixerConfig::DeltaNet(DeltaNetConfig { shape, kernel, .. }) => {

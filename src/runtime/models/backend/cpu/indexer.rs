@@ -1,0 +1,268 @@
+//! Chooses the positions that rows see, by an indexer's scores: runs of positions of each row on all threads, then the choice of
+//! each row.
+
+use std::cell::RefCell;
+
+use super::kv::CpuKv;
+use super::{Cpu, CpuBuffer};
+use crate::backend::{IndexerSpec, PAGE_TOKENS, RowSpan, SelectedKeys};
+use llmctl_kernel::Isa;
+use llmctl_kernel::attention::{IndexQuery, RUN_TOKENS, choose_highest, index_page};
+
+/// Scores that are held at once, but at least those of one row.
+pub const HELD_SCORES: usize = 1 << 20;
+
+thread_local! {
+    static ORDER: RefCell<Vec<u32>> = RefCell::default();
+}
+
+/// Rows of a step that do not see all positions, and their scores; kept between calls to reuse the memory.
+#[derive(Default)]
+pub struct IndexPlan {
+    rows: Vec<IndexedRow>,
+    /// `[rows held at once][runs][RUN_TOKENS]`.
+    scores: Vec<f32>,
+}
+
+/// A row that chooses.
+#[derive(Debug, Clone, Copy)]
+struct IndexedRow {
+    span: usize,
+    /// Row of the step.
+    row: usize,
+    position: usize,
+}
+
+/// The inputs that all rows share.
+struct IndexJob<'a> {
+    kv: &'a CpuKv,
+    store: usize,
+    q: &'a CpuBuffer,
+    weights: &'a CpuBuffer,
+    spans: &'a [RowSpan],
+}
+
+impl IndexJob<'_> {
+    /// Computes a row's scores of a run of positions; those of pages behind the row's own stay as they are.
+    fn score(&self, isa: Isa, row: IndexedRow, run: usize, scores: &mut [f32]) {
+        let (q, weights, kv_type) = (self.q.row(row.row), self.weights.row(row.row), self.kv.kv_type());
+        let query = IndexQuery { q, weights, kv_type };
+        for (page, scores) in scores.chunks_exact_mut(PAGE_TOKENS).enumerate() {
+            let position = run * RUN_TOKENS + page * PAGE_TOKENS;
+            if position <= row.position {
+                let (page, _) = self.spans[row.span].slot(position);
+                index_page(isa, &query, self.kv.head_pages(self.store, 0..1, page).keys, scores);
+            }
+        }
+    }
+}
+
+impl Cpu {
+    /// Fills `out` for all rows of a step; `[q, weights]` are the indexer's.
+    pub(super) fn choose_keys(
+        &self,
+        kv: &CpuKv,
+        IndexerSpec { store, top_k }: IndexerSpec,
+        [q, weights]: [&CpuBuffer; 2],
+        spans: &[RowSpan],
+        out: &mut SelectedKeys,
+    ) {
+        let scratch = &mut *self.scratch.borrow_mut();
+        let (IndexPlan { rows, scores }, isa) = (&mut scratch.index, self.isa);
+        find_rows(spans, top_k, rows);
+        out.top_k = top_k;
+        out.positions.resize(q.num_rows() * top_k, 0);
+        let job = IndexJob { kv, store, q, weights, spans };
+        let longest = rows.iter().map(|row| row.position + 1).max().unwrap_or(1);
+        let runs = longest.div_ceil(RUN_TOKENS);
+        let stride = runs * RUN_TOKENS;
+        for rows in rows.chunks((HELD_SCORES / stride).max(1)) {
+            scores.resize(rows.len() * stride, 0.0);
+            self.for_chunks(scores, RUN_TOKENS, rows.len() * stride * q.width(), |index, scores| {
+                job.score(isa, rows[index / runs], index % runs, scores);
+            });
+            let (first, last) = (rows[0].row, rows[rows.len() - 1].row);
+            let places = &mut out.positions[first * top_k..(last + 1) * top_k];
+            self.pool().chunks_mut(places, top_k, |index, chosen| {
+                if let Ok(at) = rows.binary_search_by_key(&(first + index), |row| row.row) {
+                    let scores = &scores[at * stride..][..rows[at].position + 1];
+                    ORDER.with_borrow_mut(|order| choose_highest(scores, order, chosen));
+                }
+            });
+        }
+    }
+}
+
+/// Lists the rows that see more than `top_k` positions, in ascending order.
+fn find_rows(spans: &[RowSpan], top_k: usize, found: &mut Vec<IndexedRow>) {
+    found.clear();
+    for (span, RowSpan { rows, start, .. }) in spans.iter().enumerate() {
+        let row = |row| IndexedRow { span, row, position: start + row - rows.start };
+        found.extend((rows.start + top_k.saturating_sub(*start)..rows.end).map(row));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{
+        AttentionSpec, Backend, KvLayout, KvShape, KvType, KvValues, ScoreRule, Store, StoreShape,
+    };
+
+    const HEADS: usize = 3;
+    const KEY: usize = 40;
+    const VALUE: usize = 24;
+    const INDEX_HEADS: usize = 5;
+    const INDEX: usize = 16;
+    const TOP_K: usize = 70;
+    /// More than a run of positions.
+    const TOKENS: usize = 600;
+
+    fn buffer(rows: usize, width: usize, seed: usize) -> CpuBuffer {
+        let mut buffer = CpuBuffer::default();
+        buffer.resize(rows, width);
+        let number = |n: usize| ((n * 2_654_435_761 + seed * 97) % 1013) as f32 / 500.0 - 1.0;
+        buffer.values_mut().iter_mut().enumerate().for_each(|(n, value)| *value = number(n));
+        buffer
+    }
+
+    fn some_rows(x: &CpuBuffer, rows: impl IntoIterator<Item = usize>) -> CpuBuffer {
+        let values: Vec<f32> = rows.into_iter().flat_map(|row| x.row(row).to_vec()).collect();
+        let mut some = CpuBuffer::default();
+        some.resize(values.len() / x.width(), x.width());
+        some.values_mut().copy_from_slice(&values);
+        some
+    }
+
+    fn layout() -> KvLayout {
+        let store = |head_dim, values| {
+            let shape = KvShape { num_kv_heads: 1, head_dim, values };
+            Store { shape: StoreShape::Rows(shape), group: 0 }
+        };
+        let stores = vec![store(KEY, KvValues::InKeys(VALUE)), store(INDEX, KvValues::None)];
+        KvLayout { stores, num_groups: 1 }
+    }
+
+    /// Rows `start..end` of a sequence, from row `first` of the step on; every sequence has pages of its own.
+    fn span(first: usize, positions: std::ops::Range<usize>, sequence: u32) -> RowSpan {
+        let pages = (0..TOKENS.div_ceil(PAGE_TOKENS) as u32).rev().map(|page| 2 * page + sequence).collect();
+        let (rows, start) = (first..first + positions.len(), positions.start);
+        RowSpan { rows, start, num_drafted: 0, pages, seen_besides: vec![] }
+    }
+
+    struct Layer {
+        keys: CpuBuffer,
+        q: CpuBuffer,
+        index_keys: CpuBuffer,
+        index_q: CpuBuffer,
+        weights: CpuBuffer,
+    }
+
+    impl Layer {
+        fn new() -> Self {
+            Self {
+                keys: buffer(TOKENS, KEY, 1),
+                q: buffer(TOKENS, HEADS * KEY, 2),
+                index_keys: buffer(TOKENS, INDEX, 3),
+                index_q: buffer(TOKENS, INDEX_HEADS * INDEX, 4),
+                weights: buffer(TOKENS, INDEX_HEADS, 5),
+            }
+        }
+
+        /// Computes a step of rows of the sequence, which `spans` place.
+        fn step(
+            &self,
+            cpu: &Cpu,
+            kv: &mut CpuKv,
+            positions: &[usize],
+            spans: &[RowSpan],
+        ) -> (SelectedKeys, CpuBuffer) {
+            let rows = |x| some_rows(x, positions.iter().copied());
+            let mut selected = SelectedKeys::default();
+            cpu.store_kv(kv, 0, &rows(&self.keys), &rows(&self.keys), spans).expect("pages");
+            cpu.store_kv(kv, 1, &rows(&self.index_keys), &rows(&self.index_keys), spans).expect("pages");
+            let spec = IndexerSpec { store: 1, top_k: TOP_K };
+            let inputs = [&rows(&self.index_q), &rows(&self.weights)];
+            cpu.select_keys(kv, &spec, inputs, spans, &mut selected).expect("a choice");
+            let out = attend(cpu, kv, &rows(&self.q), spans, Some(&selected));
+            (selected, out)
+        }
+    }
+
+    fn attend(
+        cpu: &Cpu,
+        kv: &CpuKv,
+        q: &CpuBuffer,
+        spans: &[RowSpan],
+        selected: Option<&SelectedKeys>,
+    ) -> CpuBuffer {
+        let rule = ScoreRule { scale: 0.2, softcap: None };
+        let (window, is_two_way, sinks) = (None, false, None);
+        let spec = AttentionSpec { store: 0, num_heads: HEADS, rule, window, is_two_way, sinks, selected };
+        let mut out = CpuBuffer::default();
+        cpu.attend(kv, &spec, q, spans, &mut out).expect("attention");
+        out
+    }
+
+    #[test]
+    fn a_row_sees_the_keys_that_score_highest_as_if_there_were_no_others() {
+        let (layer, cpu) = (Layer::new(), Cpu::new(2).expect("threads"));
+        for kv_type in KvType::ALL {
+            let mut kv = CpuKv::new(&layout(), kv_type);
+            let positions: Vec<usize> = (0..TOKENS).collect();
+            let (selected, out) = layer.step(&cpu, &mut kv, &positions, &[span(0, 0..TOKENS, 0)]);
+            for row in [0, TOP_K - 1, TOP_K, TOP_K + 1, 255, 256, 411, TOKENS - 1] {
+                let chosen: Vec<usize> = match selected.of_row(row, row) {
+                    None => (0..=row).collect(),
+                    Some(chosen) => chosen.iter().map(|position| *position as usize).collect(),
+                };
+                assert_eq!(chosen.len(), TOP_K.min(row + 1));
+                let score = |position: &usize| -> f32 {
+                    let heads = layer.index_q.row(row).chunks_exact(INDEX).zip(layer.weights.row(row));
+                    let key = layer.index_keys.row(*position);
+                    let products = heads.map(|(q, weight)| {
+                        weight * q.iter().zip(key).map(|(q, key)| q * key).sum::<f32>().max(0.0)
+                    });
+                    products.sum()
+                };
+                let least = chosen.iter().map(score).fold(f32::INFINITY, f32::min);
+                let others = (0..=row).filter(|position| !chosen.contains(position));
+                let best = others.map(|position| score(&position)).fold(f32::NEG_INFINITY, f32::max);
+                assert!(best < least + 0.1, "{} row {row}: {best} left out, {least} taken", kv_type.name());
+                // The chosen keys alone, as a sequence of their own.
+                let mut alone = CpuKv::new(&layout(), kv_type);
+                let keys = some_rows(&layer.keys, chosen.iter().copied());
+                cpu.store_kv(&mut alone, 0, &keys, &keys, &[span(0, 0..chosen.len(), 0)]).expect("pages");
+                let last = [span(0, chosen.len() - 1..chosen.len(), 0)];
+                let expected = attend(&cpu, &alone, &some_rows(&layer.q, [row]), &last, None);
+                assert_eq!(out.row(row), expected.values(), "{} row {row}", kv_type.name());
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_batches_and_threads_change_no_bit() {
+        let layer = Layer::new();
+        for kv_type in KvType::ALL {
+            let mut kv = CpuKv::new(&layout(), kv_type);
+            let cpu = Cpu::new(1).expect("threads");
+            let positions: Vec<usize> = (0..TOKENS).collect();
+            let (_, whole) = layer.step(&cpu, &mut kv, &positions, &[span(0, 0..TOKENS, 0)]);
+            for (threads, chunk) in [(1, 64), (3, 37), (2, 300)] {
+                let (cpu, mut kv) = (Cpu::new(threads).expect("threads"), CpuKv::new(&layout(), kv_type));
+                // Two sequences with the same tokens, one behind the other by a chunk.
+                for start in (0..TOKENS + chunk).step_by(chunk) {
+                    let first = start.min(TOKENS)..(start + chunk).min(TOKENS);
+                    let second = start.saturating_sub(chunk)..start.min(TOKENS);
+                    let mut spans = vec![span(0, first.clone(), 0), span(first.len(), second.clone(), 1)];
+                    spans.retain(|span| !span.rows.is_empty());
+                    let positions: Vec<usize> = first.chain(second).collect();
+                    let (_, out) = layer.step(&cpu, &mut kv, &positions, &spans);
+                    for (row, position) in positions.into_iter().enumerate() {
+                        assert_eq!(out.row(row), whole.row(position), "{threads} threads, {position}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Promise: an indexer that may choose every token changes nothing, one that chooses few does, and files without indexers are refused
+//! by name. Parity, chunks, batches, restored pages and processors are in the tables of all families.
+
+use crate::common::prelude::*;
+
+const FAMILIES: [&str; 2] = ["deepseek3.2", "glm-dsa"];
+
+/// Copies a checkpoint with other values in its config.json.
+fn changed(family: &str, changes: &[(&str, Value)]) -> TempDir {
+    let copy = tempfile::tempdir().expect("tempdir");
+    let original = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity").join(family);
+    for file in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(original.join(file), copy.path().join(file)).expect("copied");
+    }
+    let path = copy.path().join("config.json");
+    let json = std::fs::read(&path).expect("config.json");
+    let mut config: Value = serde_json::from_slice(&json).expect("config.json");
+    changes.iter().for_each(|(key, value)| config[*key] = value.clone());
+    std::fs::write(path, config.to_string()).expect("written");
+    copy
+}
+
+fn logits(folder: &TempDir, kv_type: KvType) -> Vec<f32> {
+    let options = LoadOptions { kv_type, ..exact() };
+    let mut loaded = load_model(folder.path(), &options).expect("loads");
+    let tokens: Vec<u32> = (0..300).map(|n| (n * n * 7 + n) % 384).collect();
+    Fed::new(&mut *loaded.model).feed(&tokens, 64)
+}
+
+#[test]
+fn a_choice_of_every_token_is_attention_without_an_indexer() {
+    for (family, kv_type) in FAMILIES.into_iter().zip([KvType::F32, KvType::Q8_0]) {
+        // The same weights as DeepSeek V3, which reads no indexer.
+        let without = logits(&changed(family, &[("model_type", json!("deepseek_v3"))]), kv_type);
+        for top_k in [300, 4096] {
+            let all = logits(&changed(family, &[("index_topk", json!(top_k))]), kv_type);
+            assert!(same_bits(&all, &without), "{family} {top_k}");
+        }
+        let few = logits(&changed(family, &[]), kv_type);
+        let vocab = few.len() / 300;
+        assert!(same_bits(&few[..8 * vocab], &without[..8 * vocab]), "{family}: rows that see all");
+        assert!(largest_difference(&few[8 * vocab..], &without[8 * vocab..]) > 0.1, "{family}");
+    }
+}
+
+#[test]
+fn layers_that_share_a_choice_do_not_read_an_indexer_of_their_own() {
+    let shared = json!(["full", "shared", "shared", "shared"]);
+    let first = logits(&changed("glm-dsa", &[("indexer_types", shared)]), KvType::F32);
+    let as_published = logits(&changed("glm-dsa", &[]), KvType::F32);
+    assert!(largest_difference(&first, &as_published) > 0.01, "the third layer chooses otherwise");
+    let all = changed("glm-dsa", &[("indexer_types", json!(["full", "full", "full", "full"]))]);
+    let error = load_model(all.path(), &exact()).err().expect("refused").to_string();
+    assert!(error.contains("layers.1.self_attn.indexer"), "{error}");
+}
