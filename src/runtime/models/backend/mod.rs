@@ -154,8 +154,11 @@ pub struct DeltaSpec<'a, V> {
     /// Index into [`KvLayout::stores`].
     pub store: usize,
     pub shape: DeltaShape,
-    /// `[value_heads]`: at each token a state is multiplied by `exp(-fading * softplus(decay + decay_bias))`.
+    /// `[value_heads]`: at each token a state is multiplied by `exp(-fading * softplus(decay + decay_bias))`, or by
+    /// `exp(bound * sigmoid(fading * (decay + decay_bias)))`.
     pub fading: &'a V,
+    /// Below 0; `None` for the first form.
+    pub decay_bound: Option<f32>,
     /// `[value_heads]`, or `[value_heads, key_dim]` if each key's values have a factor of their own.
     pub decay_bias: &'a V,
 }

@@ -218,8 +218,10 @@ pub struct DeltaNetConfig {
     pub shape: DeltaShape,
     /// Tokens in the convolution before it, its own included.
     pub kernel: usize,
-    /// True if each key's values fade by themselves, and decays and gates are computed in two steps (Kimi Linear).
+    /// True if each key's values fade by themselves (Kimi delta attention).
     pub is_kimi: bool,
+    /// Logarithm of the least factor by which a token's values fade, below 0 (Ling 3); `None` if there is none.
+    pub decay_bound: Option<f32>,
 }
 
 /// A Mamba-2 mixer (Granite 4, Nemotron-H, Falcon-H1).
@@ -280,6 +282,8 @@ pub struct LatentConfig {
     pub rope: Option<usize>,
     /// True if the file stores rotary pairs side by side.
     pub interleaved: bool,
+    /// True if each head's output is multiplied by the sigmoid of a gate of its own (Ling 3).
+    pub has_gate: bool,
 }
 
 impl LatentConfig {
@@ -457,6 +461,8 @@ pub struct Naming {
     pub interleaved_qk: bool,
     /// Hugging Face's name of the embedding table.
     pub embedding: &'static str,
+    /// Hugging Face's name of the modules that are `self_attn` in other families.
+    pub attention: &'static str,
     pub norms: NormNames,
     pub parts: PartNames,
     /// True if rows of gate and up alternate in the experts' stacked tensors, all of which are `[expert, in,
@@ -465,6 +471,9 @@ pub struct Naming {
     /// Number of layers after the decoder's that predict further tokens (GGUF's NextN); they are left out.
     pub prediction_layers: usize,
 }
+
+/// Hugging Face's usual name of attention modules.
+pub const SELF_ATTENTION: &str = "self_attn";
 
 /// Hugging Face's and GGUF's name of a tensor within its layer, or their common prefix.
 pub type Names = [&'static str; 2];

@@ -144,6 +144,7 @@ fn latent(reader: &ConfigReader) -> LoadResult<LatentConfig> {
         temperature: None,
         rope: Some(0),
         interleaved: reader.flag("rope_interleave")?.unwrap_or(true),
+        has_gate: false,
     })
 }
 

@@ -26,6 +26,7 @@ mod nemotron_h;
 mod published;
 mod qwen3_5;
 mod sliding_families;
+mod step;
 
 pub use config_reader::{ConfigReader, ModelFormat};
 #[cfg(feature = "candle-families")]
@@ -70,6 +71,7 @@ pub const FAMILIES: &[Family] = &[
     gated_families::AFMOE,
     dense_families::APERTUS,
     dense_families::ARCEE,
+    kimi_linear::LING_FAMILY,
     expert_families::BAILING_MOE2,
     cohere::FAMILY,
     cohere::MOE_FAMILY,
@@ -122,6 +124,7 @@ pub const FAMILIES: &[Family] = &[
     expert_families::QWEN3_VL_MOE,
     dense_families::SEED_OSS,
     sliding_families::SMOLLM3,
+    step::FAMILY,
 ];
 
 /// Parses the configuration with the model's native family; `None` if it has none.

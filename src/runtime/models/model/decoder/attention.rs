@@ -22,7 +22,7 @@ pub struct Attention<B: Backend> {
 }
 
 /// A gate of the heads' outputs.
-struct HeadGate<B: Backend> {
+pub struct HeadGate<B: Backend> {
     projection: Projection<B>,
     activation: Activation,
     /// True if a head has one value of the gate.
@@ -182,16 +182,22 @@ impl<B: Backend> Mixer<B> for Attention<B> {
             backend.attend(kv, &spec, q, spans, mixed)?;
         }
         if let Some(output_gate) = &self.output_gate {
-            backend.matmul_each(input, &mut [output_gate.projection.adapted(&step.adapted, gate)])?;
-            output_gate.apply(backend, gate, mixed)?;
+            output_gate.apply((backend, step), input, gate, mixed)?;
         }
         backend.matmul_each(mixed, &mut [self.output.adapted(&step.adapted, out)])
     }
 }
 
 impl<B: Backend> HeadGate<B> {
-    /// Multiplies the heads' outputs by the activation of the projected gate.
-    fn apply(&self, backend: &B, gate: &mut B::Buffer, heads: &mut B::Buffer) -> Result<()> {
+    /// Multiplies the heads' outputs by the activation of `input`'s projection, for which `gate` is memory.
+    pub fn apply(
+        &self,
+        (backend, step): (&B, &StepBuffers<B>),
+        input: &B::Buffer,
+        gate: &mut B::Buffer,
+        heads: &mut B::Buffer,
+    ) -> Result<()> {
+        backend.matmul_each(input, &mut [self.projection.adapted(&step.adapted, gate)])?;
         if self.is_per_head {
             backend.activate(self.activation, gate)?;
             return backend.scale_heads(heads, gate);
@@ -202,10 +208,14 @@ impl<B: Backend> HeadGate<B> {
     }
 
     /// Reads a gate that is a matrix of its own, with a row for each value or for each head.
-    fn load(loader: &Loader<'_, B>, config: &AttentionConfig, activation: Activation) -> LoadResult<Self> {
+    pub fn load(
+        loader: &Loader<'_, B>,
+        [num_heads, value_dim]: [usize; 2],
+        activation: Activation,
+    ) -> LoadResult<Self> {
         let names = loader.naming.parts.attention_gate;
-        let is_per_head = loader.file.num_rows(loader.layer, names)? == config.num_heads;
-        let rows = config.num_heads * if is_per_head { 1 } else { config.head_dim };
+        let is_per_head = loader.file.num_rows(loader.layer, names)? == num_heads;
+        let rows = num_heads * if is_per_head { 1 } else { value_dim };
         let matrix = loader.file.linear(loader.layer, names, [rows, loader.hidden])?;
         Ok(Self { projection: loader.adapted(matrix)?, activation, is_per_head })
     }
@@ -289,7 +299,9 @@ fn load_projections<B: Backend>(
             let (projection, activation) = (loader.adapted(gate)?, Activation::Sigmoid);
             (q, Some(HeadGate { projection, activation, is_per_head: false }))
         }
-        Some(OutputGate::Own(activation)) => (q, Some(HeadGate::load(loader, config, activation)?)),
+        Some(OutputGate::Own(activation)) => {
+            (q, Some(HeadGate::load(loader, [config.num_heads, config.head_dim], activation)?))
+        }
     };
     let [_, k_len] = normed_lens(config);
     let ones = |_| loader.backend.vector(vec![1.0; config.head_dim]);
