@@ -54,6 +54,8 @@ impl KvType {
 pub enum KvValues {
     /// In rows of their own, as wide as the keys.
     Own,
+    /// In rows of their own, this many, fewer than a key has (MiMo V2).
+    Narrow(usize),
     /// The first values of each key, this many (latent attention).
     InKeys(usize),
 }
@@ -63,14 +65,32 @@ impl KvValues {
     pub const fn dim(self, head_dim: usize) -> usize {
         match self {
             KvValues::Own => head_dim,
-            KvValues::InKeys(dim) => dim,
+            KvValues::Narrow(dim) | KvValues::InKeys(dim) => dim,
         }
+    }
+
+    /// Returns the length of the rows that hold the values.
+    pub const fn row_dim(self, head_dim: usize) -> usize {
+        match self {
+            KvValues::Narrow(dim) => dim,
+            KvValues::Own | KvValues::InKeys(_) => head_dim,
+        }
+    }
+
+    pub const fn are_in_keys(self) -> bool {
+        matches!(self, KvValues::InKeys(_))
+    }
+
+    /// Returns the bytes of one head's keys and values of one token.
+    pub const fn bytes(self, kv_type: KvType, head_dim: usize) -> usize {
+        let keys = kv_type.row_bytes(head_dim);
+        if self.are_in_keys() { keys } else { keys + kv_type.row_bytes(self.row_dim(head_dim)) }
     }
 
     /// Returns the number of rows of a token and head: a key and a value, or one for both.
     pub const fn num_rows(self) -> usize {
         match self {
-            KvValues::Own => 2,
+            KvValues::Own | KvValues::Narrow(_) => 2,
             KvValues::InKeys(_) => 1,
         }
     }

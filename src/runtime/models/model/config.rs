@@ -157,7 +157,18 @@ pub struct AttentionConfig {
     pub value_norm: bool,
     /// True if heads have learned scores that take part in the softmax without a value (gpt-oss).
     pub has_sinks: bool,
+    /// Width of a head's values where they are narrower than its keys (MiMo V2).
+    pub narrow_values: Option<usize>,
+    /// Factor of values (MiMo V2).
+    pub value_scale: f32,
     pub output_gate: Option<OutputGate>,
+}
+
+impl AttentionConfig {
+    /// Returns the width of a head's values.
+    pub fn value_dim(&self) -> usize {
+        self.narrow_values.unwrap_or(self.head_dim)
+    }
 }
 
 /// Gate that multiplies the output of each head.
@@ -524,6 +535,8 @@ pub struct PartNames {
     pub attention_fused: Names,
     pub attention_output: Names,
     pub attention_gate: Names,
+    /// Full name of the heads' learned scores without a value.
+    pub sinks: Names,
     /// Hugging Face's module of a Mamba-2 mixer.
     pub ssm: &'static str,
     /// Gate, up and down.
@@ -557,6 +570,7 @@ impl PartNames {
         attention_fused: ["self_attn.qkv_proj", "attn_qkv"],
         attention_output: ["self_attn.o_proj", "attn_output"],
         attention_gate: ["self_attn.gate_proj", "attn_gate"],
+        sinks: ["self_attn.sinks", "attn_sinks.weight"],
         ssm: "mamba",
         mlp: PartNames::MLP,
         mlp_fused: ["mlp.gate_up_proj", "ffn_up"],

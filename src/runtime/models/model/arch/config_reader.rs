@@ -229,7 +229,8 @@ impl ConfigReader {
         match self.value(KEY) {
             None => Ok(by_period(period)),
             Some(Value::Array(_)) => {
-                let listed = self.list(KEY, num_layers, &format!("{num_layers} layers"), Value::as_bool)?;
+                let slides = |value: &Value| value.as_bool().or_else(|| value.as_u64().map(|flag| flag != 0));
+                let listed = self.list(KEY, num_layers, &format!("{num_layers} layers"), slides)?;
                 Ok(listed.unwrap_or_default())
             }
             Some(_) => self.size(KEY, num_layers).map(by_period),

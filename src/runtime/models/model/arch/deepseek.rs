@@ -240,8 +240,8 @@ fn gguf_is_sigmoid(reader: &ConfigReader) -> LoadResult<bool> {
     const GLM_VOCAB: usize = 154_880;
     match reader.count(KEY)? {
         None | Some(0) => {
-            const SIGMOID: [&str; 7] =
-                ["glm4moe", "nemotron_h_moe", "afmoe", "hy_v3", "laguna", "step35", "kimi-linear"];
+            const SIGMOID: [&str; 8] =
+                ["glm4moe", "nemotron_h_moe", "afmoe", "hy_v3", "laguna", "step35", "kimi-linear", "mimo2"];
             let name = reader.architecture()?;
             Ok(reader.count("vocab_size")? == Some(GLM_VOCAB) || SIGMOID.contains(&&*name))
         }

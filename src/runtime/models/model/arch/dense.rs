@@ -200,6 +200,8 @@ fn attention(
         kv: KvSource::Own,
         value_norm: false,
         has_sinks: false,
+        narrow_values: None,
+        value_scale: 1.0,
         output_gate: None,
     })
 }

@@ -54,6 +54,7 @@ pub const PUBLISHED: &[(&str, &str)] = &[
     ("exaone-moe", "K-EXAONE"),
     ("seed-oss", "Seed-OSS"),
     ("minimax-m2", "MiniMax M2"),
+    ("mimo-v2", "MiMo V2 Flash"),
     ("step3.5", "Step 3.5 Flash, Step 3.7 Flash (text)"),
     ("laguna", "Laguna XS and M"),
     ("bailing-moe2", "Ling 2, Ring 2 (Bailing MoE V2)"),

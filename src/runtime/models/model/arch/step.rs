@@ -129,7 +129,7 @@ fn class_keys(reader: &ConfigReader) -> LoadResult<Map<String, Value>> {
         let kind = |layer| if listed.contains(&layer) { "sparse" } else { "dense" };
         keys.insert("mlp_layer_types".to_owned(), (0..num_layers).map(kind).collect());
     }
-    if !reader.value("rope_parameters").is_some_and(|all| all.get("full_attention").is_some()) {
+    if reader.value("rope_parameters").is_none_or(|all| all.get("full_attention").is_none()) {
         keys.insert("rope_parameters".to_owned(), ropes(reader));
     }
     Ok(keys)

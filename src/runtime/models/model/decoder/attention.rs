@@ -42,12 +42,12 @@ impl<B: Backend> Attention<B> {
     /// # Errors
     /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
     pub fn load(loader: &Loader<'_, B>, config: &AttentionConfig, store: StoreIndex) -> LoadResult<Self> {
-        let q_width = config.num_heads * config.head_dim;
+        let mixed_width = config.num_heads * config.value_dim();
         let [q_len, _] = normed_lens(config);
         let Projections { q, output_gate, kv } = load_projections(loader, config)?;
         let output = loader.naming.parts.attention_output;
-        let output = loader.file.linear(loader.layer, output, [loader.hidden, q_width])?;
-        let sinks = || loader.values(["self_attn.sinks", "attn_sinks.weight"], config.num_heads);
+        let output = loader.file.linear(loader.layer, output, [loader.hidden, mixed_width])?;
+        let sinks = || loader.values(loader.naming.parts.sinks, config.num_heads);
         Ok(Self {
             config: config.clone(),
             eps: loader.eps,
@@ -91,6 +91,9 @@ impl<B: Backend> Attention<B> {
     ) -> Result<()> {
         let LayerContext { backend, step, work, .. } = context;
         let LayerBuffers { k, v, mixed, .. } = &mut **work;
+        if self.config.value_scale != 1.0 {
+            backend.scale(v, self.config.value_scale)?;
+        }
         match (&own.v, &own.v_norm) {
             (None, Some(ones)) => backend.rms_norm(k, ones, self.eps, v)?,
             (_, norm) => self.normalize(backend, norm.as_ref(), [v, &mut *mixed])?,
@@ -261,7 +264,8 @@ fn read_qkv<B: Backend>(
             Ok((q, Some((file.linear(layer, k_name, [kv_width, hidden])?, None))))
         }
         KvSource::Own | KvSource::OwnOrKeys => {
-            let (rows, fused) = ([q_width, kv_width, kv_width], loader.naming.parts.attention_fused);
+            let v_width = config.num_kv_heads * config.value_dim();
+            let (rows, fused) = ([q_width, kv_width, v_width], loader.naming.parts.attention_fused);
             let [q, k, v] = file.linears(layer, separate, fused, rows, hidden)?;
             Ok((q, Some((k, Some(v)))))
         }
@@ -300,7 +304,7 @@ fn load_projections<B: Backend>(
             (q, Some(HeadGate { projection, activation, is_per_head: false }))
         }
         Some(OutputGate::Own(activation)) => {
-            (q, Some(HeadGate::load(loader, [config.num_heads, config.head_dim], activation)?))
+            (q, Some(HeadGate::load(loader, [config.num_heads, config.value_dim()], activation)?))
         }
     };
     let [_, k_len] = normed_lens(config);
