@@ -10,7 +10,8 @@ use super::{Source, assert_clean, skip_opaque, sources, without_test_modules};
 /// llama.cpp's native interfaces, their samplers, GBNF, the guard against loops and LoRA 4,430 (their issue names none). Issue 49 has a
 /// room of 3,000 lines: sessions in one file took 1,210, receipts and replay 1,290, prompts computed ahead 990, broken
 /// prefixes 410, variations 240 and encryption 960, so that it is overdrawn by 2,100. Issue 50 has a room of 3,500 lines: the families
-/// beside sparse attention took 930, sparse attention with an indexer 405 in models and 98 in kernel. A budget may only fall; a new capability gets a
+/// beside sparse attention took 930, sparse attention with an indexer 405 in models and 98 in kernel, and Step 3.5,
+/// Ling 3 and MiMo V2 500. A budget may only fall; a new capability gets a
 /// room, which its issue names.
 const BUDGETS: &[(&str, usize)] = &[
     ("src/cli/", 24_715),
@@ -18,9 +19,9 @@ const BUDGETS: &[(&str, usize)] = &[
     ("src/serve", 16_535),
     ("src/hub/", 3_460),
     ("src/template/", 9_484),
-    ("src/runtime/kernel/", 8_813),
+    ("src/runtime/kernel/", 8_850),
     ("src/base/", 1_585),
-    ("src/runtime/models/", 28_216),
+    ("src/runtime/models/", 28_690),
     ("src/runtime/", 20_372), // the engine
     ("src/image/", 815),
     ("src/", 10), // lib.rs and main.rs

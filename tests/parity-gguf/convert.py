@@ -8,18 +8,35 @@ families ask for a tokenizer of their own: all get the pre-tokenizer of GPT-2. N
 """
 
 import importlib
+import json
 import os
 import pathlib
 import runpy
 import sys
+
+import transformers
 
 ROOT = pathlib.Path(os.environ["LLAMA_CPP"])
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT / "gguf-py")]
 
 base = importlib.import_module("conversion.base")
+# Their converters read the published keys, which transformers' classes rename.
+AS_PUBLISHED = {"bailing_hybrid", "mimo_v2_flash", "step3p5"}
+
+
+class PublishedConfig:
+    @staticmethod
+    def from_pretrained(folder, **options):
+        config = json.loads((pathlib.Path(folder) / "config.json").read_text())
+        if config["model_type"] in AS_PUBLISHED:
+            raise ValueError("to be read from config.json")
+        return transformers.AutoConfig.from_pretrained(folder, **options)
+
+
+base.AutoConfig = PublishedConfig
 base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
-for module in ["deepseek", "ernie", "glm", "kimi_linear", "laguna", "mistral3", "muse_glimmer", "nemotron", "phi", "step3"]:
+for module in ["bailingmoe3", "deepseek", "ernie", "glm", "kimi_linear", "laguna", "mimo", "mistral3", "muse_glimmer", "nemotron", "phi", "step3"]:
     for kind in vars(importlib.import_module(f"conversion.{module}")).values():
         if isinstance(kind, type) and issubclass(kind, base.TextModel):
             kind.set_vocab = base.TextModel._set_vocab_gpt2

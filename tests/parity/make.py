@@ -120,6 +120,24 @@ CONFIGS = {
             sliding_attention=dict(rope_type="default", rope_theta=1e4, partial_rotary_factor=1.0),
         ),
     ),
+    # Layers differ in windows, heads and rotated parts; the limits cut off some values. No rotary pair is blended, so that llama.cpp's
+    # divisors give the same bits.
+    "step3.5": dict(
+        model_type="step3p7", image_token_id=380, tie_word_embeddings=False, vision_config=dict(
+            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=56, patch_size=14, mlp_ratio=2.0,
+            max_position_embeddings=16,
+        ),
+        text_config=dict(
+            TEXT, head_dim=16, moe_intermediate_size=24, n_routed_experts=8, num_experts_per_tok=2, share_expert_dim=40,
+            moe_router_scaling_factor=3.0, sliding_window=32, num_sliding_attention_heads=6,
+            layer_types=["full_attention"] + 3 * ["sliding_attention"], moe_layers_enum="1,2,3",
+            swiglu_limits=[0.0, 0.0, 0.3, 0.3], swiglu_limits_shared=[0.0, 0.0, None, 0.4],
+            rope_theta=[5e6, 1e4, 1e4, 1e4], partial_rotary_factors=[0.5, 1.0, 1.0, 1.0],
+            rope_scaling=dict(
+                rope_type="llama3", factor=2.0, original_max_position_embeddings=60, low_freq_factor=2.0, high_freq_factor=3.0,
+            ),
+        ),
+    ),
     "cohere2": dict(
         TEXT, model_type="cohere2", sliding_window=32, logit_scale=0.25, rotary_pct=1.0,
         rope_parameters=dict(rope_type="default", rope_theta=5e4),
@@ -155,6 +173,18 @@ CONFIGS = {
         routed_scaling_factor=2.5, norm_topk_prob=True, rms_norm_eps=1e-6,
         rope_parameters=dict(rope_type="default", rope_theta=6e5, partial_rotary_factor=0.5),
     ),
+    "bailing-moe3": dict(
+        TEXT | dict(num_key_value_heads=4), model_type="bailing_hybrid", q_lora_rank=24, kv_lora_rank=32, qk_rope_head_dim=8,
+        qk_nope_head_dim=16, v_head_dim=16, head_dim=16, num_experts=8, num_experts_per_tok=2, num_shared_experts=1, n_group=4,
+        topk_group=2, moe_intermediate_size=24, first_k_dense_replace=1, layer_group_size=4, short_conv_kernel_size=4,
+        kda_safe_gate=True, kda_lower_bound=-5.0, routed_scaling_factor=2.5, norm_topk_prob=True, rope_theta=6e6,
+        num_nextn_predict_layers=0,
+    ),
+    "mimo-v2": dict(
+        TEXT | dict(num_key_value_heads=1), model_type="mimo_v2_flash", head_dim=24, v_head_dim=16, n_routed_experts=8,
+        num_experts_per_tok=2, moe_intermediate_size=24, sliding_window=32, norm_topk_prob=True, rms_norm_eps=1e-5,
+        layer_types=["full_attention"] + 3 * ["sliding_attention"], tie_word_embeddings=False,
+    ),
     "kimi-linear": dict(
         TEXT | dict(num_key_value_heads=4), model_type="kimi_linear", kv_lora_rank=32, qk_rope_head_dim=8, qk_nope_head_dim=16,
         v_head_dim=16, num_experts=8, num_experts_per_token=2, num_shared_experts=1,
@@ -163,7 +193,7 @@ CONFIGS = {
         ),
     ),
 }
-CENTERED = {"muse_glimmer": "layernorm.weight", "step3p5": "norm.weight"}
+CENTERED = {"muse_glimmer": "layernorm.weight", "step3p7": "norm.weight"}
 
 
 # Names of assistants: the checkpoint that each drafts for, and whether it has centroids.
@@ -243,6 +273,46 @@ def name_as_bailing(into):
     (into / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
+STEP = dict(
+    architectures=["Step3p5ForCausalLM"], model_type="step3p5", num_attention_groups=2, moe_num_experts=8, moe_top_k=2,
+    norm_expert_weight=True, attention_other_setting=dict(num_attention_heads=6, num_attention_groups=2, head_dim=16),
+    num_nextn_predict_layers=0,
+)
+
+
+def publish_step(into):
+    """Leaves the text of Step 3.5, with the keys of the published config."""
+    text = {name: tensor for name, tensor in load_file(into / "model.safetensors").items() if name.startswith(("model.", "lm_head"))}
+    save_file(text, into / "model.safetensors", metadata=dict(format="pt"))
+    config = STEP | {key: value for key, value in CONFIGS["step3.5"]["text_config"].items() if key not in (
+        "num_key_value_heads", "n_routed_experts", "num_experts_per_tok", "num_sliding_attention_heads",
+    )}
+    (into / "config.json").write_text(json.dumps(config | dict(tie_word_embeddings=False), indent=2) + "\n")
+
+
+def publish_ling(into):
+    """Writes the keys of the published config of Ling 3."""
+    published = dict(
+        architectures=["BailingMoeV3ForCausalLM"], no_kda_lora=True, gated_attention_proj_granularity_type="head_wise",
+        scoring_func="sigmoid", moe_shared_expert_intermediate_size=24, tie_word_embeddings=False, rms_norm_eps=1e-6,
+    )
+    (into / "config.json").write_text(json.dumps(published | CONFIGS["bailing-moe3"], indent=2) + "\n")
+
+
+def publish_mimo(into):
+    """Writes the keys of the published config of MiMo V2 Flash."""
+    heads = dict(num_attention_heads=4, head_dim=24, v_head_dim=16)
+    published = dict(
+        architectures=["MiMoV2FlashForCausalLM"], hybrid_layer_pattern=[0, 1, 1, 1], moe_layer_freq=[0, 1, 1, 1],
+        layernorm_epsilon=1e-5, rope_theta=5e6, swa_rope_theta=1e4, partial_rotary_factor=0.334, swa_num_key_value_heads=2,
+        attention_value_scale=0.707, add_swa_attention_sink_bias=True, add_full_attention_sink_bias=False, n_group=1,
+        topk_group=1, topk_method="noaux_tc", scoring_func="sigmoid", routed_scaling_factor=None, n_shared_experts=None,
+        rope_scaling=None, **{f"swa_{key}": value for key, value in heads.items()},
+    )
+    config = {key: value for key, value in CONFIGS["mimo-v2"].items() if key not in ("layer_types", "rms_norm_eps")}
+    (into / "config.json").write_text(json.dumps(published | config, indent=2) + "\n")
+
+
 def name_dense(path):
     """Names dense parts as the published Kimi Linear does, not as experts."""
     published = lambda name: re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", name)
@@ -276,6 +346,12 @@ def make(name, into):
         turn_experts(into / "model.safetensors")
     if name == "bailing-moe2":
         name_as_bailing(into)
+    if name == "bailing-moe3":
+        publish_ling(into)
+    if name == "mimo-v2":
+        publish_mimo(into)
+    if name == "step3.5":
+        publish_step(into)
     if name == "kimi-linear":
         name_dense(into / "model.safetensors")
     shutil.copy(PROMPTS / "generation_config.json", into / "generation_config.json")

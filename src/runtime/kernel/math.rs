@@ -30,6 +30,10 @@ pub enum Activation {
         alpha: f32,
         limit: f32,
     },
+    /// SiLU, limited to `limit`; the other side is clamped to `limit` (Step 3.5).
+    LimitedSilu {
+        limit: f32,
+    },
     /// xIELU (Huang and Schlag 2024, Apertus): `positive x^2 + slope x` above 0, below it
     /// `negative (e^min(x, limit) - 1 - x) + slope x`.
     Xielu {
@@ -199,6 +203,14 @@ fn clamped_swish_mul_body(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) 
     }
 }
 
+#[inline(always)]
+fn limited_silu_mul_body(gate: &mut [f32], up: &[f32], limit: f32) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        let silu = *gate / (1.0 + exp(-*gate));
+        *gate = (if silu > limit { limit } else { silu }) * up.clamp(-limit, limit);
+    }
+}
+
 /// `factors` are those of [`Activation::Xielu`] in their order. NaN takes the second branch, whose `- x` keeps it.
 #[inline(always)]
 fn xielu_mul_body(gate: &mut [f32], up: &[f32], factors: [f32; 4]) {
@@ -249,6 +261,7 @@ pub fn activate(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) 
         Activation::Sigmoid => sigmoid_mul(isa, gate, up),
         Activation::Softplus => softplus_mul(gate, up),
         Activation::ClampedSwish { alpha, limit } => clamped_swish_mul(isa, gate, up, alpha, limit),
+        Activation::LimitedSilu { limit } => limited_silu_mul(isa, gate, up, limit),
         Activation::GeluTanh => gelu_mul(isa, gate, up),
         Activation::GeluErf => gelu_erf_mul(isa, gate, up),
         Activation::Xielu { positive, negative, slope, limit } => {
@@ -284,6 +297,10 @@ dispatch! {
 dispatch! {
     /// Computes `gate = min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (clamp(up, -limit, limit) + 1)`.
     pub fn clamped_swish_mul(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) = clamped_swish_mul_body
+}
+dispatch! {
+    /// Computes `gate = min(silu(gate), limit) * clamp(up, -limit, limit)`.
+    pub fn limited_silu_mul(gate: &mut [f32], up: &[f32], limit: f32) = limited_silu_mul_body
 }
 dispatch! {
     /// Computes `gate = xielu(gate) * up`.
@@ -350,12 +367,13 @@ mod tests {
         let x: Vec<f32> = (0..1000).map(|i| (i as f32 - 500.0) / 37.0).collect();
         let up: Vec<f32> = x.iter().map(|x| x * 0.3 + 0.1).collect();
         type Kernel = fn(Isa, &mut [f32], &[f32]);
-        let kernels: [Kernel; 12] = [
+        let kernels: [Kernel; 13] = [
             sigmoid_mul,
             squared_relu_mul,
             |isa, x, up| scaled_silu_mul(isa, x, up, 0.7),
             |isa, x, _| activate_alone(isa, Activation::GeluTanh, x),
             |isa, x, up| clamped_swish_mul(isa, x, up, 1.7, 2.0),
+            |isa, x, up| limited_silu_mul(isa, x, up, 2.0),
             |isa, x, up| xielu_mul(isa, x, up, [0.8, 1.3, 0.5, -1e-6]),
             silu_mul,
             gelu_mul,

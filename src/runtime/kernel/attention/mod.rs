@@ -107,9 +107,12 @@ impl Queries<'_> {
         self.values.dim(self.head_dim)
     }
 
-    /// Returns the bytes of one KV head's keys or values of a page.
-    fn block_bytes(&self) -> usize {
-        PAGE_TOKENS * self.kv_type.row_bytes(self.head_dim)
+    /// Returns the length of the rows of keys or values.
+    fn row_dim(&self, part: KvPart) -> usize {
+        match part {
+            KvPart::Keys => self.head_dim,
+            KvPart::Values => self.values.row_dim(self.head_dim),
+        }
     }
 
     /// Returns the positions that a row sees.
@@ -177,7 +180,7 @@ pub fn attend<'a>(
 ) {
     let Queries { rows, kv_heads, heads, head_dim, row_stride, .. } = *queries;
     let value_dim = queries.value_dim();
-    assert!(value_dim <= head_dim, "values lie within their keys or are as wide");
+    assert!(value_dim <= head_dim, "values are at most as wide as keys");
     assert_eq!(partials.len(), queries.count() * partial_len(value_dim), "a partial result for each query");
     for partial in partials.chunks_exact_mut(partial_len(value_dim)) {
         partial[..value_dim].fill(0.0);
@@ -288,8 +291,9 @@ impl RunTask<'_> {
             KvPart::Keys => self.pages[page].keys,
             KvPart::Values => self.pages[page].values,
         };
-        let len = self.queries.block_bytes();
-        KvBlock::new::<S>(&bytes[kv_head * len..][..len], self.queries.head_dim)
+        let dim = self.queries.row_dim(part);
+        let len = PAGE_TOKENS * self.queries.kv_type.row_bytes(dim);
+        KvBlock::new::<S>(&bytes[kv_head * len..][..len], dim)
     }
 
     /// Returns the block [`AHEAD_BYTES`] after this one.
@@ -563,7 +567,7 @@ unsafe fn mix_tile<V: VectorLanes, S: Stored>(
     if tokens.is_empty() {
         return;
     }
-    let dims = [run.queries.head_dim, run.queries.value_dim()];
+    let dims = [run.queries.row_dim(KvPart::Values), run.queries.value_dim()];
     let stride = mixed_stride(dims[1]);
     let mixed = (scratch.mixed[query * stride..][..size * stride].as_mut_ptr(), stride);
     let weights = &scratch.scores[query * RUN_TOKENS..][..size * RUN_TOKENS];

@@ -54,6 +54,8 @@ impl KvType {
 pub enum KvValues {
     /// In rows of their own, as wide as the keys.
     Own,
+    /// In rows of their own, this many, fewer than a key has (MiMo V2).
+    Narrow(usize),
     /// The first values of each key, this many (latent attention).
     InKeys(usize),
     /// Keys alone, those of an indexer.
@@ -65,15 +67,29 @@ impl KvValues {
     pub const fn dim(self, head_dim: usize) -> usize {
         match self {
             KvValues::Own => head_dim,
-            KvValues::InKeys(dim) => dim,
+            KvValues::Narrow(dim) | KvValues::InKeys(dim) => dim,
             KvValues::None => 0,
         }
+    }
+
+    /// Returns the length of the rows that hold the values.
+    pub const fn row_dim(self, head_dim: usize) -> usize {
+        match self {
+            KvValues::Narrow(dim) => dim,
+            KvValues::Own | KvValues::InKeys(_) | KvValues::None => head_dim,
+        }
+    }
+
+    /// Returns the bytes of one head's keys and values of one token.
+    pub const fn bytes(self, kv_type: KvType, head_dim: usize) -> usize {
+        let keys = kv_type.row_bytes(head_dim);
+        if self.num_rows() == 1 { keys } else { keys + kv_type.row_bytes(self.row_dim(head_dim)) }
     }
 
     /// Returns the number of rows of a token and head: a key and a value, or one for both.
     pub const fn num_rows(self) -> usize {
         match self {
-            KvValues::Own => 2,
+            KvValues::Own | KvValues::Narrow(_) => 2,
             KvValues::InKeys(_) | KvValues::None => 1,
         }
     }
@@ -81,8 +97,8 @@ impl KvValues {
     /// Returns the layout of the keys: that of values if they hold the values.
     pub const fn key_layout(self) -> KvPart {
         match self {
-            KvValues::Own | KvValues::None => KvPart::Keys,
             KvValues::InKeys(_) => KvPart::Values,
+            KvValues::Own | KvValues::Narrow(_) | KvValues::None => KvPart::Keys,
         }
     }
 }

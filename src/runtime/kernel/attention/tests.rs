@@ -32,29 +32,32 @@ impl ValueRandom {
 impl History {
     fn new(kv_type: KvType, head_dim: usize, values: KvValues, len: usize) -> History {
         let words = (PAGE_TOKENS * kv_type.row_bytes(head_dim)).div_ceil(8);
+        let value_dim = values.row_dim(head_dim);
         let pages = vec![[vec![0u64; words], vec![0u64; words]]; len.div_ceil(PAGE_TOKENS)];
         let mut history = History { kv_type, head_dim, values, pages, len };
         let mut random = ValueRandom(7 + len as u32);
         for position in 0..len {
-            history.write(position, [random.row(head_dim, 2.0), random.row(head_dim, 1.0)]);
+            history.write(position, [random.row(head_dim, 2.0), random.row(value_dim, 1.0)]);
         }
         // Slots after the last token are not zero in general.
         for position in len..len.next_multiple_of(PAGE_TOKENS) {
-            history.write(position, [vec![f32::NAN; head_dim], vec![f32::INFINITY; head_dim]]);
+            history.write(position, [vec![f32::NAN; head_dim], vec![f32::INFINITY; value_dim]]);
         }
         history
     }
 
-    fn bytes(&self) -> usize {
-        PAGE_TOKENS * self.kv_type.row_bytes(self.head_dim)
+    fn bytes(&self, dim: usize) -> usize {
+        PAGE_TOKENS * self.kv_type.row_bytes(dim)
     }
 
     fn write(&mut self, position: usize, rows: [Vec<f32>; 2]) {
-        let (kv_type, bytes) = (self.kv_type, self.bytes());
+        let (kv_type, lens) = (self.kv_type, rows.each_ref().map(|row| self.bytes(row.len())));
         let key_layout = self.key_layout();
         let page = &mut self.pages[position / PAGE_TOKENS];
-        for ((part, words), row) in [key_layout, KvPart::Values].into_iter().zip(page).zip(rows) {
-            let block = &mut bytemuck::cast_slice_mut(words)[..bytes];
+        for (((part, words), row), len) in
+            [key_layout, KvPart::Values].into_iter().zip(page).zip(rows).zip(lens)
+        {
+            let block = &mut bytemuck::cast_slice_mut(words)[..len];
             write_row(kv_type, part, block, position % PAGE_TOKENS, &row);
         }
     }
@@ -69,18 +72,19 @@ impl History {
 
     fn page(&self, number: usize) -> HeadPage<'_> {
         let [keys, values] = &self.pages[number];
-        let values = if self.values == KvValues::Own { values } else { keys };
-        let bytes = |words| &bytemuck::cast_slice::<u64, u8>(words)[..self.bytes()];
-        HeadPage { keys: bytes(keys), values: bytes(values) }
+        let values = if self.values.num_rows() == 1 { keys } else { values };
+        let bytes = |words, dim| &bytemuck::cast_slice::<u64, u8>(words)[..self.bytes(dim)];
+        let value_dim = self.values.row_dim(self.head_dim);
+        HeadPage { keys: bytes(keys, self.head_dim), values: bytes(values, value_dim) }
     }
 
     fn read(&self, part: KvPart, position: usize) -> Vec<f32> {
-        let mut row = vec![0.0; self.head_dim];
         let page = self.page(position / PAGE_TOKENS);
-        let (block, layout) = match part {
-            KvPart::Keys => (page.keys, self.key_layout()),
-            KvPart::Values => (page.values, part),
+        let (block, layout, dim) = match part {
+            KvPart::Keys => (page.keys, self.key_layout(), self.head_dim),
+            KvPart::Values => (page.values, part, self.values.row_dim(self.head_dim)),
         };
+        let mut row = vec![0.0; dim];
         read_row(self.kv_type, layout, block, position % PAGE_TOKENS, &mut row);
         row
     }
@@ -199,7 +203,9 @@ fn cases(len: usize) -> Vec<AttentionCase> {
         let own = own.map(|(head_dim, heads)| (head_dim, heads, KvValues::Own));
         let in_keys = [(24, 4, 16), (576, 5, 512), (50, 3, 9), (72, 8, 64)];
         let in_keys = in_keys.map(|(head_dim, heads, values)| (head_dim, heads, KvValues::InKeys(values)));
-        for (head_dim, heads, values) in own.into_iter().chain(in_keys) {
+        let narrow = [(24, 4, 16), (192, 2, 128), (40, 3, 9)];
+        let narrow = narrow.map(|(head_dim, heads, values)| (head_dim, heads, KvValues::Narrow(values)));
+        for (head_dim, heads, values) in own.into_iter().chain(in_keys).chain(narrow) {
             for (window, softcap) in [(None, None), (Some(70), None), (Some(1), Some(2.0)), (Some(300), None)]
             {
                 let history = History::new(kv_type, head_dim, values, len);

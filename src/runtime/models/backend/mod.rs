@@ -18,7 +18,7 @@ pub use llmctl_kernel::texts::{Reach, TextHeads};
 
 /// Refusals of backends that keep rows of keys and values only.
 const NO_STATES: &str = "models with recurrent layers run on the CPU only";
-const NO_LATENT: &str = "models with latent attention run on the CPU only";
+const NO_LATENT: &str = "models with latent attention, or values narrower than keys, run on the CPU only";
 
 /// Index of a page in the storage of its group.
 pub type PageId = u32;
@@ -70,7 +70,7 @@ impl StoreShape {
     pub fn bytes(self, kv_type: KvType) -> usize {
         match self {
             StoreShape::Rows(KvShape { num_kv_heads, head_dim, values }) => {
-                values.num_rows() * num_kv_heads * PAGE_TOKENS * kv_type.row_bytes(head_dim)
+                num_kv_heads * PAGE_TOKENS * values.bytes(kv_type, head_dim)
             }
             StoreShape::State(len) => len * size_of::<f32>(),
         }
@@ -186,8 +186,11 @@ pub struct DeltaSpec<'a, V> {
     /// Index into [`KvLayout::stores`].
     pub store: usize,
     pub shape: DeltaShape,
-    /// `[value_heads]`: at each token a state is multiplied by `exp(-fading * softplus(decay + decay_bias))`.
+    /// `[value_heads]`: at each token a state is multiplied by `exp(-fading * softplus(decay + decay_bias))`, or by
+    /// `exp(bound * sigmoid(fading * (decay + decay_bias)))`.
     pub fading: &'a V,
+    /// Below 0; `None` for the first form.
+    pub decay_bound: Option<f32>,
     /// `[value_heads]`, or `[value_heads, key_dim]` if each key's values have a factor of their own.
     pub decay_bias: &'a V,
 }

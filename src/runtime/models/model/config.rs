@@ -157,7 +157,18 @@ pub struct AttentionConfig {
     pub value_norm: bool,
     /// True if heads have learned scores that take part in the softmax without a value (gpt-oss).
     pub has_sinks: bool,
+    /// Width of a head's values where they are narrower than its keys (MiMo V2).
+    pub narrow_values: Option<usize>,
+    /// Factor of values (MiMo V2).
+    pub value_scale: f32,
     pub output_gate: Option<OutputGate>,
+}
+
+impl AttentionConfig {
+    /// Returns the width of a head's values.
+    pub fn value_dim(&self) -> usize {
+        self.narrow_values.unwrap_or(self.head_dim)
+    }
 }
 
 /// Gate that multiplies the output of each head.
@@ -218,8 +229,10 @@ pub struct DeltaNetConfig {
     pub shape: DeltaShape,
     /// Tokens in the convolution before it, its own included.
     pub kernel: usize,
-    /// True if each key's values fade by themselves, and decays and gates are computed in two steps (Kimi Linear).
+    /// True if each key's values fade by themselves (Kimi delta attention).
     pub is_kimi: bool,
+    /// Logarithm of the least factor by which a token's values fade, below 0 (Ling 3); `None` if there is none.
+    pub decay_bound: Option<f32>,
 }
 
 /// A Mamba-2 mixer (Granite 4, Nemotron-H, Falcon-H1).
@@ -281,6 +294,8 @@ pub struct LatentConfig {
     /// True if the file stores rotary pairs side by side.
     pub interleaved: bool,
     pub seen: SeenKeys,
+    /// True if each head's output is multiplied by the sigmoid of a gate of its own (Ling 3).
+    pub has_gate: bool,
 }
 
 /// The tokens that a row of latent attention sees, among those up to its own.
@@ -494,6 +509,8 @@ pub struct Naming {
     pub interleaved_qk: bool,
     /// Hugging Face's name of the embedding table.
     pub embedding: &'static str,
+    /// Hugging Face's name of the modules that are `self_attn` in other families.
+    pub attention: &'static str,
     pub norms: NormNames,
     pub parts: PartNames,
     /// True if rows of gate and up alternate in the experts' stacked tensors, all of which are `[expert, in,
@@ -502,6 +519,9 @@ pub struct Naming {
     /// Number of layers after the decoder's that predict further tokens (GGUF's NextN); they are left out.
     pub prediction_layers: usize,
 }
+
+/// Hugging Face's usual name of attention modules.
+pub const SELF_ATTENTION: &str = "self_attn";
 
 /// Hugging Face's and GGUF's name of a tensor within its layer, or their common prefix.
 pub type Names = [&'static str; 2];
@@ -552,6 +572,8 @@ pub struct PartNames {
     pub attention_fused: Names,
     pub attention_output: Names,
     pub attention_gate: Names,
+    /// Full name of the heads' learned scores without a value.
+    pub sinks: Names,
     /// Hugging Face's module of a Mamba-2 mixer.
     pub ssm: &'static str,
     /// Gate, up and down.
@@ -585,6 +607,7 @@ impl PartNames {
         attention_fused: ["self_attn.qkv_proj", "attn_qkv"],
         attention_output: ["self_attn.o_proj", "attn_output"],
         attention_gate: ["self_attn.gate_proj", "attn_gate"],
+        sinks: ["self_attn.sinks", "attn_sinks.weight"],
         ssm: "mamba",
         mlp: PartNames::MLP,
         mlp_fused: ["mlp.gate_up_proj", "ffn_up"],

@@ -5,7 +5,7 @@
 
 use half::f16;
 
-use super::config::{Names, Naming};
+use super::config::{Names, Naming, SELF_ATTENTION};
 use super::low_rank::{self, Adapter, LowRank};
 use crate::tensor::{HostTensor, TensorSource};
 use llmctl_base::error::{LoadError, LoadResult};
@@ -143,9 +143,11 @@ impl<'a> WeightFile<'a> {
 
     fn layer_name(&self, layer: usize, [hf, gguf]: [&str; 2]) -> String {
         if self.naming.gguf {
-            format!("blk.{layer}.{gguf}")
-        } else {
-            format!("{}layers.{layer}.{hf}", self.prefix)
+            return format!("blk.{layer}.{gguf}");
+        }
+        match hf.strip_prefix(SELF_ATTENTION) {
+            Some(rest) => format!("{}layers.{layer}.{}{rest}", self.prefix, self.naming.attention),
+            None => format!("{}layers.{layer}.{hf}", self.prefix),
         }
     }
 
@@ -439,7 +441,9 @@ impl<'a> WeightFile<'a> {
             ["gate_up", "gate", "up", "down"].map(|part| format!("{name}_{part}_exps.weight"))
         } else {
             let [both, down] = self.naming.parts.expert_stacks;
-            [both, "gate_proj", "up_proj", down].map(|part| format!("{name}.{part}"))
+            let stacked = |part| Some(format!("{name}.{part}")).filter(|name| has(name));
+            let parts = [both, "gate_proj", "up_proj", down];
+            parts.map(|part| stacked(part).unwrap_or_else(|| format!("{name}.{part}.weight")))
         };
         if is_gated && has(&both) {
             return self.experts_with_gates_beside([&both, &down], count, [inner, hidden]);
@@ -565,9 +569,12 @@ impl<'a> WeightFile<'a> {
         Ok(matrices)
     }
 
-    /// Reads rotary divisors; `None` if the GGUF lacks them.
+    /// Reads rotary divisors; `None` if the GGUF lacks them. Where fewer pairs are rotated than a head has, the file may have some
+    /// for all (Step 3.5).
     pub fn divisors(&self, name: &str, pairs: usize) -> LoadResult<Option<Vec<f32>>> {
-        Ok(self.find(name, &[pairs])?.map(|tensor| to_f32(&tensor)))
+        let stored = self.source.describe(name).and_then(|(shape, _)| shape.first().copied());
+        let stored = stored.filter(|stored| *stored == 2 * pairs).unwrap_or(pairs);
+        Ok(self.find(name, &[stored])?.map(|tensor| to_f32(&tensor)[..pairs].to_vec()))
     }
 }
 

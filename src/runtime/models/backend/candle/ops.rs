@@ -46,7 +46,11 @@ pub fn gated(activation: Activation, gate: &Tensor, up: &Tensor) -> Result<Tenso
         let swish = (&gate * ops::sigmoid(&(&gate * alpha)?)?)?;
         return swish * (up.clamp(-limit, limit)? + 1.0)?;
     }
-    activated(activation, gate)? * up
+    let gate = activated(activation, gate)?;
+    match activation {
+        Activation::LimitedSilu { limit } => gate * up.clamp(-limit, limit)?,
+        _ => gate * up,
+    }
 }
 
 /// Computes `activation(x)`.
@@ -56,6 +60,7 @@ pub fn activated(activation: Activation, x: &Tensor) -> Result<Tensor> {
         Activation::Sigmoid => ops::sigmoid(x),
         Activation::Softplus => x.minimum(20.0)?.exp()?.affine(1.0, 1.0)?.log()?.maximum(x),
         Activation::Silu => ops::silu(x),
+        Activation::LimitedSilu { limit } => ops::silu(x)?.minimum(f64::from(limit)),
         Activation::ScaledSilu { factor } => ops::silu(&scaled(x, factor)?),
         Activation::SquaredRelu => x.relu()?.sqr(),
         Activation::ClampedSwish { .. } => gated(activation, x, &x.ones_like()?),

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::drafted::StoreRecords;
-use crate::backend::{KvLayout, KvShape, KvType, KvValues, PAGE_TOKENS, PageId, RowSpan, StoreShape};
+use crate::backend::{KvLayout, KvShape, KvType, PAGE_TOKENS, PageId, RowSpan, StoreShape};
 use crate::tensor::SharedBytes;
 use llmctl_base::error::{Error, Result};
 use llmctl_kernel::attention;
@@ -239,7 +239,7 @@ impl CpuKv {
         Ok(())
     }
 
-    /// Writes rows of keys and of values, `[rows of the step][num_kv_heads * head_dim]` each, to their pages. Keys that hold
+    /// Writes rows of keys, `[rows of the step][num_kv_heads * head_dim]`, and of values, which may be narrower, to their pages. Keys that hold
     /// the values are written alone, in the layout of values.
     ///
     /// # Errors
@@ -248,27 +248,31 @@ impl CpuKv {
         let (StoreOffset { group, offset, .. }, KvShape { num_kv_heads, head_dim, values }) =
             self.rows(store);
         self.find_runs(group, spans)?;
-        let (kv_type, width) = (self.kv_type, num_kv_heads * head_dim);
-        let block_bytes = PAGE_TOKENS * kv_type.row_bytes(head_dim);
+        let (kv_type, value_dim) = (self.kv_type, values.row_dim(head_dim));
+        let [key_bytes, value_bytes] = [head_dim, value_dim].map(|dim| PAGE_TOKENS * kv_type.row_bytes(dim));
         let page_bytes = self.groups[group].page_bytes;
         let count = values.num_rows() * num_kv_heads;
         let key_layout = values.key_layout();
-        assert!(offset + count * block_bytes <= page_bytes, "a layer's blocks lie in its page");
+        let all_bytes = num_kv_heads * PAGE_TOKENS * values.bytes(kv_type, head_dim);
+        assert!(offset + all_bytes <= page_bytes, "a layer's blocks lie in its page");
         // One block at a time, so that it is in the cache while its tokens are scattered over it. Keys first, as in
         // the page.
         let task = |block: usize| {
-            let (part, rows) =
-                if block < num_kv_heads { (key_layout, rows[0]) } else { (KvPart::Values, rows[1]) };
-            let first_column = block % num_kv_heads * head_dim;
+            let head = block % num_kv_heads;
+            let (part, rows, dim, at, block_bytes) = match block < num_kv_heads {
+                true => (key_layout, rows[0], head_dim, head * key_bytes, key_bytes),
+                false => {
+                    let at = num_kv_heads * key_bytes + head * value_bytes;
+                    (KvPart::Values, rows[1], value_dim, at, value_bytes)
+                }
+            };
             for run in &self.runs {
                 let page = run.page.load(Ordering::Relaxed);
                 // SAFETY: the page has these bytes, by the assertion, and lives and is ours alone during this call; other
                 // tasks write other blocks.
-                let bytes = unsafe {
-                    std::slice::from_raw_parts_mut(page.add(offset + block * block_bytes), block_bytes)
-                };
+                let bytes = unsafe { std::slice::from_raw_parts_mut(page.add(offset + at), block_bytes) };
                 for (index, row) in run.rows.clone().enumerate() {
-                    let values = &rows[row * width + first_column..][..head_dim];
+                    let values = &rows[(row * num_kv_heads + head) * dim..][..dim];
                     attention::write_row(kv_type, part, bytes, run.first_token + index, values);
                 }
             }
@@ -302,17 +306,21 @@ impl CpuKv {
         let (StoreOffset { group, offset, .. }, KvShape { num_kv_heads, head_dim, values }) =
             self.rows(store);
         let page = self.page(group, id).expect("a covered position has been written");
-        let block_bytes = PAGE_TOKENS * self.kv_type.row_bytes(head_dim);
-        let blocks = |first: usize| &page[offset + first * block_bytes..][..heads.len() * block_bytes];
-        let first_values = if values == KvValues::Own { num_kv_heads } else { 0 };
-        HeadPage { keys: blocks(heads.start), values: blocks(first_values + heads.start) }
+        let bytes = |dim| PAGE_TOKENS * self.kv_type.row_bytes(dim);
+        let blocks =
+            |from: usize, len: usize| &page[offset + from + heads.start * len..][..heads.len() * len];
+        let first_values = if values.num_rows() == 1 { 0 } else { num_kv_heads * bytes(head_dim) };
+        HeadPage {
+            keys: blocks(0, bytes(head_dim)),
+            values: blocks(first_values, bytes(values.row_dim(head_dim))),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Store;
+    use crate::backend::{KvValues, Store};
 
     const SHAPE: KvShape = KvShape { num_kv_heads: 2, head_dim: 64, values: KvValues::Own };
 

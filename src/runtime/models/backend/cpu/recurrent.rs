@@ -284,7 +284,7 @@ impl HeadInputs<'_> {
             let inputs =
                 self.decay.row(row)[decays.clone()].iter().zip(&self.spec.decay_bias[decays.clone()]);
             for (decay, (input, bias)) in decay.iter_mut().zip(inputs) {
-                *decay = kept(fading, input + bias);
+                *decay = kept(fading, self.spec.decay_bound, input + bias);
             }
             let token = delta::DeltaToken {
                 key: &key,
@@ -307,9 +307,13 @@ fn normalize(isa: Isa, x: &[f32], scale: f64, out: &mut [f32]) {
     }
 }
 
-/// Computes `exp(-fading * softplus(x))` in f64, so that the result is exact to f32.
-fn kept(fading: f64, x: f32) -> f32 {
-    libm::exp(-fading * softplus(x.into())) as f32
+/// Computes `exp(-fading * softplus(x))`, or `exp(bound * sigmoid(fading * x))`, in f64, so that the result is exact to f32.
+fn kept(fading: f64, bound: Option<f32>, x: f32) -> f32 {
+    let x = f64::from(x);
+    libm::exp(match bound {
+        None => -fading * softplus(x),
+        Some(bound) => f64::from(bound) / (1.0 + libm::exp(-fading * x)),
+    }) as f32
 }
 
 #[cfg(test)]
@@ -318,9 +322,12 @@ mod tests {
 
     #[test]
     fn a_state_keeps_less_the_larger_its_input() {
-        assert!((kept(1.0, 0.0) - 0.5).abs() < 1e-7, "softplus(0) is ln 2");
-        assert!((kept(2.0, 30.0) - (-60f32).exp()).abs() < 1e-30);
-        assert_eq!(kept(1.0, -200.0), 1.0);
+        assert!((kept(1.0, None, 0.0) - 0.5).abs() < 1e-7, "softplus(0) is ln 2");
+        assert!((kept(2.0, None, 30.0) - (-60f32).exp()).abs() < 1e-30);
+        assert_eq!(kept(1.0, None, -200.0), 1.0);
+        let bound = Some(-5.0);
+        assert!((kept(3.0, bound, 0.0) - (-2.5f32).exp()).abs() < 1e-7);
+        assert_eq!((kept(1.0, bound, 1e9), kept(1.0, bound, -1e9)), ((-5f64).exp() as f32, 1.0));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Typed, checked getters over config.json or GGUF metadata.
 
 use std::path::PathBuf;
+use std::rc::Rc;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use llmctl_base::error::{LoadError, LoadResult};
 
@@ -16,7 +17,7 @@ pub enum ModelFormat {
 /// Limit on the tokens of a convolution's kernel.
 const MAX_KERNEL: usize = 1 << 10;
 
-type Lookup = Box<dyn Fn(&str) -> Option<Value>>;
+type Lookup = Rc<dyn Fn(&str) -> Option<Value>>;
 
 /// Reader of one model's configuration. Keys differ between the formats; the getters and their errors do not.
 pub struct ConfigReader {
@@ -33,7 +34,7 @@ impl ConfigReader {
             let nested = config.get("text_config").and_then(|text| text.get(key));
             nested.or_else(|| config.get(key)).cloned()
         };
-        Self { path, format: ModelFormat::HuggingFace, lookup: Box::new(lookup) }
+        Self { path, format: ModelFormat::HuggingFace, lookup: Rc::new(lookup) }
     }
 
     /// Creates a reader of a GGUF file. `lookup` receives whole keys; the getters take keys without the
@@ -42,7 +43,15 @@ impl ConfigReader {
         let prefix = lookup("general.architecture").and_then(|name| name.as_str().map(str::to_owned));
         let prefix = prefix.unwrap_or_default();
         let lookup = move |key: &str| lookup(&format!("{prefix}.{key}")).or_else(|| lookup(key));
-        Self { path, format: ModelFormat::Gguf, lookup: Box::new(lookup) }
+        Self { path, format: ModelFormat::Gguf, lookup: Rc::new(lookup) }
+    }
+
+    /// Returns a reader that finds these keys before those of the file.
+    #[must_use]
+    pub fn with(&self, keys: Map<String, Value>) -> Self {
+        let of_file = Rc::clone(&self.lookup);
+        let lookup = move |key: &str| keys.get(key).cloned().or_else(|| of_file(key));
+        Self { path: self.path.clone(), format: self.format, lookup: Rc::new(lookup) }
     }
 
     pub fn format(&self) -> ModelFormat {
@@ -220,7 +229,8 @@ impl ConfigReader {
         match self.value(KEY) {
             None => Ok(by_period(period)),
             Some(Value::Array(_)) => {
-                let listed = self.list(KEY, num_layers, &format!("{num_layers} layers"), Value::as_bool)?;
+                let slides = |value: &Value| value.as_bool().or_else(|| value.as_u64().map(|flag| flag != 0));
+                let listed = self.list(KEY, num_layers, &format!("{num_layers} layers"), slides)?;
                 Ok(listed.unwrap_or_default())
             }
             Some(_) => self.size(KEY, num_layers).map(by_period),

@@ -145,6 +145,7 @@ fn latent(reader: &ConfigReader) -> LoadResult<LatentConfig> {
         rope: Some(0),
         interleaved: reader.flag("rope_interleave")?.unwrap_or(true),
         seen: SeenKeys::All,
+        has_gate: false,
     })
 }
 
@@ -240,7 +241,7 @@ fn gguf_is_sigmoid(reader: &ConfigReader) -> LoadResult<bool> {
     const GLM_VOCAB: usize = 154_880;
     match reader.count(KEY)? {
         None | Some(0) => {
-            const SIGMOID: [&str; 9] = [
+            const SIGMOID: [&str; 10] = [
                 "glm4moe",
                 "nemotron_h_moe",
                 "afmoe",
@@ -250,6 +251,7 @@ fn gguf_is_sigmoid(reader: &ConfigReader) -> LoadResult<bool> {
                 "kimi-linear",
                 "deepseek32",
                 "glm-dsa",
+                "mimo2",
             ];
             let name = reader.architecture()?;
             Ok(reader.count("vocab_size")? == Some(GLM_VOCAB) || SIGMOID.contains(&&*name))

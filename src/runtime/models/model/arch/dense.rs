@@ -7,7 +7,7 @@ use super::config_reader::ConfigReader;
 use super::rope::{partial_factor, rope};
 use crate::model::config::{
     Activation, AttentionConfig, DecoderConfig, FeedForwardConfig, KvSource, LayerConfig, MixerConfig,
-    MlpConfig, Naming, NormNames, PartNames, QkNorm, TwoWay,
+    MlpConfig, Naming, NormNames, PartNames, QkNorm, SELF_ATTENTION, TwoWay,
 };
 use llmctl_base::error::LoadResult;
 
@@ -162,6 +162,7 @@ fn naming(reader: &ConfigReader, defaults: ConfigDefaults) -> LoadResult<Naming>
         last_norm_offset: 0.0,
         interleaved_qk: false,
         embedding: "embed_tokens",
+        attention: SELF_ATTENTION,
         norms: NormNames::LLAMA,
         parts: PartNames::LLAMA,
         alternating_experts: false,
@@ -199,6 +200,8 @@ fn attention(
         kv: KvSource::Own,
         value_norm: false,
         has_sinks: false,
+        narrow_values: None,
+        value_scale: 1.0,
         output_gate: None,
     })
 }

@@ -126,7 +126,7 @@ pub const LAGUNA: Family = Family {
 };
 
 /// Names of gates in families that call them so.
-const HEAD_GATE: [&str; 2] = ["self_attn.g_proj", "attn_gate"];
+pub const HEAD_GATE: [&str; 2] = ["self_attn.g_proj", "attn_gate"];
 
 fn laguna(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     const FACTS: ExpertFacts = ExpertFacts {
@@ -164,7 +164,7 @@ fn laguna(description: &mut Description, reader: &ConfigReader) -> LoadResult<()
 }
 
 /// Sets each layer's number of heads, from a list or one for all.
-fn set_heads(description: &mut Description, reader: &ConfigReader, key: &str) -> LoadResult<()> {
+pub fn set_heads(description: &mut Description, reader: &ConfigReader, key: &str) -> LoadResult<()> {
     let Some(heads) = reader.counts(key, description.config.layers.len())? else { return Ok(()) };
     for (layer, attention) in description.config.attentions_mut() {
         let (heads, shared) = (heads[layer], attention.num_kv_heads);
@@ -177,7 +177,7 @@ fn set_heads(description: &mut Description, reader: &ConfigReader, key: &str) ->
 }
 
 /// Gives the layers that slide a window and a rotary table of their own, of which the class rotates the fraction `rotated`.
-fn set_tables(
+pub fn set_tables(
     description: &mut Description,
     reader: &ConfigReader,
     slides: &[bool],

@@ -22,11 +22,13 @@ mod gemma4_assistant;
 mod granite_hybrid;
 mod kimi_linear;
 mod lfm2;
+mod mimo;
 mod nemotron_h;
 mod published;
 mod qwen3_5;
 mod sliding_families;
 mod sparse_latent;
+mod step;
 
 pub use config_reader::{ConfigReader, ModelFormat};
 #[cfg(feature = "candle-families")]
@@ -71,6 +73,7 @@ pub const FAMILIES: &[Family] = &[
     gated_families::AFMOE,
     dense_families::APERTUS,
     dense_families::ARCEE,
+    kimi_linear::LING_FAMILY,
     expert_families::BAILING_MOE2,
     cohere::FAMILY,
     cohere::MOE_FAMILY,
@@ -102,6 +105,7 @@ pub const FAMILIES: &[Family] = &[
     lfm2::FAMILY,
     lfm2::MOE_FAMILY,
     dense_families::LLAMA,
+    mimo::FAMILY,
     expert_families::MINIMAX_M2,
     dense_families::MINISTRAL3,
     dense_families::MISTRAL,
@@ -125,6 +129,7 @@ pub const FAMILIES: &[Family] = &[
     expert_families::QWEN3_VL_MOE,
     dense_families::SEED_OSS,
     sliding_families::SMOLLM3,
+    step::FAMILY,
 ];
 
 /// Parses the configuration with the model's native family; `None` if it has none.
@@ -242,7 +247,8 @@ mod tests {
         let experts = json!({"num_experts": 4, "num_experts_per_tok": 2, "num_experts_per_token": 2,
             "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8, "kv_lora_rank": 8,
             "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4, "linear_attn_config":
-            {"head_dim": 4, "num_heads": 2, "short_conv_kernel_size": 4, "kda_layers": [1, 2, 3]}});
+            {"head_dim": 4, "num_heads": 2, "short_conv_kernel_size": 4, "kda_layers": [1, 2, 3]},
+            "head_dim": 24, "short_conv_kernel_size": 4, "n_routed_experts": 4});
         let with = |model_type: &str, key: &str, value: &serde_json::Value| {
             let mut config = small(model_type);
             config.as_object_mut().expect("object").extend(experts.as_object().expect("object").clone());
@@ -254,6 +260,19 @@ mod tests {
             ("laguna", "num_attention_heads_per_layer", json!([4, 4, 3, 4])),
             ("laguna", "num_attention_heads_per_layer", json!([4])),
             ("muse_glimmer", "layer_rope_theta", json!([0])),
+            ("step3p5", "attention_other_setting", json!({"num_attention_heads": -1})),
+            ("step3p5", "attention_other_setting", json!({"head_dim": 8})),
+            ("step3p5", "moe_layers_enum", json!("1,x")),
+            ("step3p5", "swiglu_limits", json!([1.0])),
+            ("step3p5", "swiglu_limits_shared", json!([0, 0, -1, 0])),
+            ("bailing_hybrid", "use_mla_nope", json!(true)),
+            ("bailing_hybrid", "kda_lower_bound", json!(1.0)),
+            ("bailing_hybrid", "layer_group_size", json!(0)),
+            ("mimo_v2_flash", "attention_projection_layout", json!("fused_qkv")),
+            ("mimo_v2_flash", "swa_head_dim", json!(8)),
+            ("mimo_v2_flash", "add_full_attention_sink_bias", json!(true)),
+            ("mimo_v2_flash", "swa_num_key_value_heads", json!(3)),
+            ("mimo_v2_flash", "v_head_dim", json!(25)),
             ("cohere2_moe", "shared_expert_combination_strategy", json!("least")),
             ("cohere2_moe", "expert_selection_fn", json!("topk")),
             ("cohere2", "sliding_window_pattern", json!(0)),
@@ -266,5 +285,55 @@ mod tests {
             let named = if key == "linear_attn_config" { "linear_" } else { key };
             assert!(error.contains(named), "{error} names {key}");
         }
+    }
+
+    #[test]
+    fn published_keys_of_step_mean_what_the_class_makes_of_them() {
+        let mut published = small("step3p5");
+        let keys = published.as_object_mut().expect("object");
+        keys.remove("num_key_value_heads");
+        keys.extend(
+            json!({
+                "head_dim": 24, "num_attention_groups": 2, "moe_num_experts": 4, "moe_top_k": 2, "moe_intermediate_size": 8,
+                "share_expert_dim": 8, "attention_other_setting": {"num_attention_heads": 6}, "moe_layers_enum": "1, 3",
+                "num_nextn_predict_layers": 1, "sliding_window": 32, "rope_theta": [5e6, 1e4, 1e4, 5e6, 1e4],
+                "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention",
+                    "sliding_attention"],
+                "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5, 1.0], "swiglu_limits": [0, 0, 0, 7, 0],
+                "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+            })
+            .as_object()
+            .expect("object")
+            .clone(),
+        );
+        let mut saved = small("step3p5");
+        saved.as_object_mut().expect("object").extend(
+            json!({
+                "head_dim": 24, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
+                "share_expert_dim": 8, "num_sliding_attention_heads": 6, "num_nextn_predict_layers": 1,
+                "mlp_layer_types": ["dense", "sparse", "dense", "sparse"], "sliding_window": 32,
+                "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+                "swiglu_limits": [null, null, null, 7.0], "rope_parameters": {
+                    "full_attention":
+                        {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+                },
+            })
+            .as_object()
+            .expect("object")
+            .clone(),
+        );
+        let step = description(published).expect("published");
+        assert_eq!(step, description(saved).expect("saved"));
+        let heads: Vec<_> = step.config.attentions().map(|attention| attention.num_heads).collect();
+        let sparse = |layer: &LayerConfig| layer.feed_forward.experts.is_some();
+        let sparse: Vec<_> = step.config.layers.iter().map(sparse).collect();
+        assert_eq!((heads, sparse), (vec![4, 6, 6, 4], vec![false, true, false, true]));
+    }
+
+    #[test]
+    fn lightning_attention_under_the_name_of_ling_3_is_refused_by_name() {
+        let error = description(small("bailing_hybrid")).expect_err("no Kimi delta attention").to_string();
+        assert!(error.contains("lightning attention"), "{error}");
     }
 }

@@ -178,7 +178,7 @@ fn delta_net(reader: &ConfigReader) -> LoadResult<DeltaNetConfig> {
         return Err(reader.error(key, message));
     }
     let kernel = reader.kernel(reader.pick("linear_conv_kernel_dim", "ssm.conv_kernel"), 4)?;
-    Ok(DeltaNetConfig { shape, kernel, is_kimi: false })
+    Ok(DeltaNetConfig { shape, kernel, is_kimi: false, decay_bound: None })
 }
 
 /// Limit on the heads, and on the values of a head.

@@ -22,7 +22,7 @@ pub struct Attention<B: Backend> {
 }
 
 /// A gate of the heads' outputs.
-struct HeadGate<B: Backend> {
+pub struct HeadGate<B: Backend> {
     projection: Projection<B>,
     activation: Activation,
     /// True if a head has one value of the gate.
@@ -42,12 +42,12 @@ impl<B: Backend> Attention<B> {
     /// # Errors
     /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
     pub fn load(loader: &Loader<'_, B>, config: &AttentionConfig, store: StoreIndex) -> LoadResult<Self> {
-        let q_width = config.num_heads * config.head_dim;
+        let mixed_width = config.num_heads * config.value_dim();
         let [q_len, _] = normed_lens(config);
         let Projections { q, output_gate, kv } = load_projections(loader, config)?;
         let output = loader.naming.parts.attention_output;
-        let output = loader.file.linear(loader.layer, output, [loader.hidden, q_width])?;
-        let sinks = || loader.values(["self_attn.sinks", "attn_sinks.weight"], config.num_heads);
+        let output = loader.file.linear(loader.layer, output, [loader.hidden, mixed_width])?;
+        let sinks = || loader.values(loader.naming.parts.sinks, config.num_heads);
         Ok(Self {
             config: config.clone(),
             eps: loader.eps,
@@ -91,6 +91,9 @@ impl<B: Backend> Attention<B> {
     ) -> Result<()> {
         let LayerContext { backend, step, work, .. } = context;
         let LayerBuffers { k, v, mixed, .. } = &mut **work;
+        if self.config.value_scale != 1.0 {
+            backend.scale(v, self.config.value_scale)?;
+        }
         match (&own.v, &own.v_norm) {
             (None, Some(ones)) => backend.rms_norm(k, ones, self.eps, v)?,
             (_, norm) => self.normalize(backend, norm.as_ref(), [v, &mut *mixed])?,
@@ -183,16 +186,22 @@ impl<B: Backend> Mixer<B> for Attention<B> {
             backend.attend(kv, &spec, q, spans, mixed)?;
         }
         if let Some(output_gate) = &self.output_gate {
-            backend.matmul_each(input, &mut [output_gate.projection.adapted(&step.adapted, gate)])?;
-            output_gate.apply(backend, gate, mixed)?;
+            output_gate.apply((backend, step), input, gate, mixed)?;
         }
         backend.matmul_each(mixed, &mut [self.output.adapted(&step.adapted, out)])
     }
 }
 
 impl<B: Backend> HeadGate<B> {
-    /// Multiplies the heads' outputs by the activation of the projected gate.
-    fn apply(&self, backend: &B, gate: &mut B::Buffer, heads: &mut B::Buffer) -> Result<()> {
+    /// Multiplies the heads' outputs by the activation of `input`'s projection, for which `gate` is memory.
+    pub fn apply(
+        &self,
+        (backend, step): (&B, &StepBuffers<B>),
+        input: &B::Buffer,
+        gate: &mut B::Buffer,
+        heads: &mut B::Buffer,
+    ) -> Result<()> {
+        backend.matmul_each(input, &mut [self.projection.adapted(&step.adapted, gate)])?;
         if self.is_per_head {
             backend.activate(self.activation, gate)?;
             return backend.scale_heads(heads, gate);
@@ -203,10 +212,14 @@ impl<B: Backend> HeadGate<B> {
     }
 
     /// Reads a gate that is a matrix of its own, with a row for each value or for each head.
-    fn load(loader: &Loader<'_, B>, config: &AttentionConfig, activation: Activation) -> LoadResult<Self> {
+    pub fn load(
+        loader: &Loader<'_, B>,
+        [num_heads, value_dim]: [usize; 2],
+        activation: Activation,
+    ) -> LoadResult<Self> {
         let names = loader.naming.parts.attention_gate;
-        let is_per_head = loader.file.num_rows(loader.layer, names)? == config.num_heads;
-        let rows = config.num_heads * if is_per_head { 1 } else { config.head_dim };
+        let is_per_head = loader.file.num_rows(loader.layer, names)? == num_heads;
+        let rows = num_heads * if is_per_head { 1 } else { value_dim };
         let matrix = loader.file.linear(loader.layer, names, [rows, loader.hidden])?;
         Ok(Self { projection: loader.adapted(matrix)?, activation, is_per_head })
     }
@@ -252,7 +265,8 @@ fn read_qkv<B: Backend>(
             Ok((q, Some((file.linear(layer, k_name, [kv_width, hidden])?, None))))
         }
         KvSource::Own | KvSource::OwnOrKeys => {
-            let (rows, fused) = ([q_width, kv_width, kv_width], loader.naming.parts.attention_fused);
+            let v_width = config.num_kv_heads * config.value_dim();
+            let (rows, fused) = ([q_width, kv_width, v_width], loader.naming.parts.attention_fused);
             let [q, k, v] = file.linears(layer, separate, fused, rows, hidden)?;
             Ok((q, Some((k, Some(v)))))
         }
@@ -290,7 +304,9 @@ fn load_projections<B: Backend>(
             let (projection, activation) = (loader.adapted(gate)?, Activation::Sigmoid);
             (q, Some(HeadGate { projection, activation, is_per_head: false }))
         }
-        Some(OutputGate::Own(activation)) => (q, Some(HeadGate::load(loader, config, activation)?)),
+        Some(OutputGate::Own(activation)) => {
+            (q, Some(HeadGate::load(loader, [config.num_heads, config.value_dim()], activation)?))
+        }
     };
     let [_, k_len] = normed_lens(config);
     let ones = |_| loader.backend.vector(vec![1.0; config.head_dim]);

@@ -29,6 +29,7 @@ pub struct DeltaHeads<B: Backend> {
     pub store: StoreIndex,
     pub kernel: B::Vector,
     pub fading: B::Vector,
+    pub decay_bound: Option<f32>,
     pub decay_bias: B::Vector,
     pub norm: B::Vector,
     /// Activation of the gate.
@@ -51,6 +52,7 @@ impl<B: Backend> DeltaHeads<B> {
             store: self.store.index + 1,
             shape: self.shape,
             fading: &self.fading,
+            decay_bound: self.decay_bound,
             decay_bias: &self.decay_bias,
         };
         backend.delta_rule(kv, &spec, [mixed, rate, decay], spans, up)?;
@@ -79,6 +81,7 @@ impl<B: Backend> DeltaNet<B> {
                 ["linear_attn.A_log", "ssm_a"],
                 shape.value_heads,
             )?)?,
+            decay_bound: config.decay_bound,
             decay_bias: loader.values(["linear_attn.dt_bias", "ssm_dt.bias"], shape.value_heads)?,
             norm: loader.values(["linear_attn.norm.weight", "ssm_norm.weight"], shape.value_dim)?,
             activation: Activation::Silu,

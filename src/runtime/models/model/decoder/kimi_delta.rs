@@ -1,6 +1,6 @@
-//! Kimi delta attention (Kimi Linear): a delta net in which each key's values fade by themselves. Queries, keys and values are
-//! projections of their own, decays and gates are computed through a narrow row, and the gate is a sigmoid. Sources:
-//! transformers `KimiLinearDeltaAttention`; llama.cpp's `kimi-linear` for GGUF.
+//! Kimi delta attention (Kimi Linear, Ling 3): a delta net in which each key's values fade by themselves. Queries, keys and values
+//! are projections of their own, decays and gates are computed at once or through a narrow row, and the gate is a sigmoid. Sources:
+//! transformers `KimiLinearDeltaAttention` and `BailingHybridDeltaAttention`; llama.cpp's `kimi-linear` and `bailingmoe3` for GGUF.
 
 use super::StoreIndex;
 use super::buffers::{LayerBuffers, LayerContext, Mixer, Projection};
@@ -17,15 +17,24 @@ const KERNELS: [Names; 3] = [
     ["self_attn.k_conv1d", "ssm_conv1d_k"],
     ["self_attn.v_conv1d", "ssm_conv1d_v"],
 ];
-const DECAY: [Names; 2] = [["self_attn.f_a_proj", "ssm_f_a"], ["self_attn.f_b_proj", "ssm_f_b"]];
-const GATE: [Names; 2] = [["self_attn.g_a_proj", "ssm_g_a"], ["self_attn.g_b_proj", "ssm_g_b"]];
+/// Decays and gates in two steps, and in one.
+const DECAY: [Names; 3] =
+    [["self_attn.f_a_proj", "ssm_f_a"], ["self_attn.f_b_proj", "ssm_f_b"], ["self_attn.f_proj", "ssm_f_a"]];
+const GATE: [Names; 3] =
+    [["self_attn.g_a_proj", "ssm_g_a"], ["self_attn.g_b_proj", "ssm_g_b"], ["self_attn.g_proj", "ssm_g_a"]];
 
 pub struct KimiDelta<B: Backend> {
     inputs: [Projection<B>; 3],
     rate: Projection<B>,
-    decay: [Projection<B>; 2],
-    gate: [Projection<B>; 2],
+    decay: Steps<B>,
+    gate: Steps<B>,
     heads: DeltaHeads<B>,
+}
+
+/// One projection, or two in turn.
+struct Steps<B: Backend> {
+    first: Projection<B>,
+    second: Option<Projection<B>>,
 }
 
 impl<B: Backend> KimiDelta<B> {
@@ -35,10 +44,13 @@ impl<B: Backend> KimiDelta<B> {
         let (file, layer, hidden, shape) = (loader.file, loader.layer, loader.hidden, config.shape);
         let inner = shape.value_heads * shape.value_dim;
         let [q, k, v] = INPUTS.map(|names| loader.linear(names, [inner, hidden]));
-        let in_steps = |[down, up]: [Names; 2]| {
-            let down = loader.file.linear(layer, down, [shape.value_dim, hidden])?;
-            let up = loader.file.linear(layer, up, [inner, shape.value_dim])?;
-            Ok([loader.gate(down)?, loader.gate(up)?])
+        let in_steps = |[down, up, at_once]: [Names; 3]| {
+            if !file.has_linear(layer, up) {
+                return Ok(Steps { first: loader.linear(at_once, [inner, hidden])?, second: None });
+            }
+            let down = file.linear(layer, down, [shape.value_dim, hidden])?;
+            let up = file.linear(layer, up, [inner, shape.value_dim])?;
+            Ok(Steps { first: loader.gate(down)?, second: Some(loader.gate(up)?) })
         };
         let rate = file.linear(layer, ["self_attn.b_proj", "ssm_beta"], [shape.value_heads, hidden])?;
         let heads = DeltaHeads {
@@ -51,6 +63,7 @@ impl<B: Backend> KimiDelta<B> {
                 ["self_attn.A_log", "ssm_a"],
                 shape.value_heads,
             )?)?,
+            decay_bound: config.decay_bound,
             decay_bias: loader.values(["self_attn.dt_bias", "ssm_dt.bias"], inner)?,
             norm: loader.values(["self_attn.o_norm.weight", "ssm_norm.weight"], shape.value_dim)?,
             activation: Activation::Sigmoid,
@@ -74,14 +87,27 @@ impl<B: Backend> KimiDelta<B> {
             to_k.onto(k),
             to_v.onto(v),
             self.rate.onto(rate),
-            self.decay[0].onto(sent),
-            self.gate[0].onto(returned),
+            self.decay.first.onto(sent),
+            self.gate.first.onto(returned),
         ];
         backend.matmul_each(input, products)?;
         backend.join_heads([q, k], 1, mixed)?;
         backend.join_heads([mixed, v], 1, q)?;
-        self.decay[1].apply(backend, sent, v)?;
-        self.gate[1].apply(backend, returned, gate)
+        self.decay.finish(backend, sent, v)?;
+        self.gate.finish(backend, returned, gate)
+    }
+}
+
+impl<B: Backend> Steps<B> {
+    /// Moves or projects what the first step gave into `out`.
+    fn finish(&self, backend: &B, given: &mut B::Buffer, out: &mut B::Buffer) -> Result<()> {
+        match &self.second {
+            Some(second) => second.apply(backend, given, out),
+            None => {
+                std::mem::swap(given, out);
+                Ok(())
+            }
+        }
     }
 }
 

@@ -7,10 +7,11 @@
 //! heads then share one KV head, whose values are the beginning of its keys. An indexer may choose the tokens that a row sees.
 
 use super::StoreIndex;
+use super::attention::HeadGate;
 use super::buffers::{LayerBuffers, LayerContext, Mixer, Projection};
 use super::indexer::Indexer;
 use super::load::Loader;
-use crate::backend::{AttentionSpec, Backend, ScoreRule};
+use crate::backend::{Activation, AttentionSpec, Backend, ScoreRule};
 use crate::model::config::{LatentConfig, Names, SeenKeys};
 use crate::model::weights::Linear;
 use llmctl_base::error::{LoadResult, Result};
@@ -44,6 +45,7 @@ pub struct LatentAttention<B: Backend> {
     absorbed_keys: Vec<B::Weight>,
     /// From a head's mixed latent row to its values, by head.
     values: Vec<B::Weight>,
+    output_gate: Option<HeadGate<B>>,
     output: Projection<B>,
     indexer: Option<Indexer<B>>,
 }
@@ -67,6 +69,7 @@ impl<B: Backend> LatentAttention<B> {
                 matrices.into_iter().map(|linear| loader.projection(linear).map(|head| head.weight));
             weights.collect::<Result<Vec<_>, _>>()
         };
+        let gate = || HeadGate::load(loader, [num_heads, value_dim], Activation::Sigmoid);
         Ok(Self {
             config: config.clone(),
             store: stores[0],
@@ -78,6 +81,7 @@ impl<B: Backend> LatentAttention<B> {
             rotary_key: loader.projection(unrolled(rotary_key))?,
             absorbed_keys: heads(keys)?,
             values: heads(values)?,
+            output_gate: config.has_gate.then(gate).transpose()?,
             output: loader.linear(loader.naming.parts.attention_output, [hidden, num_heads * value_dim])?,
             indexer: Indexer::load(loader, config, stores)?,
         })
@@ -137,6 +141,9 @@ impl<B: Backend> Mixer<B> for LatentAttention<B> {
         };
         backend.attend(kv, &spec, up, spans, mixed)?;
         backend.matmul_heads(mixed, &self.values, gate)?;
+        if let Some(output_gate) = &self.output_gate {
+            output_gate.apply((backend, step), input, up, gate)?;
+        }
         self.output.apply(backend, gate, out)
     }
 }

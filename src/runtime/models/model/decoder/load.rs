@@ -48,9 +48,9 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.backend.vector(self.file.values(self.layer, names, len)?)
     }
 
-    /// Uploads the rates at which the heads' states fade: `exp(A_log)`, or `-A` in GGUF.
+    /// Uploads the rates at which the heads' states fade: `exp(A_log)`, or in GGUF `-A`, of either sign (Ling 3).
     pub fn fading(&self, mut stored: Vec<f32>) -> LoadResult<B::Vector> {
-        let rate = |value: f32| if self.naming.gguf { -value } else { libm::exp(value.into()) as f32 };
+        let rate = |value: f32| if self.naming.gguf { value.abs() } else { libm::exp(value.into()) as f32 };
         stored.iter_mut().for_each(|value| *value = rate(*value));
         self.backend.vector(stored)
     }

@@ -604,8 +604,9 @@ fn kv_layout(config: &DecoderConfig) -> (KvLayout, Vec<KvKind>, Vec<Vec<StoreInd
 fn store_shapes(mixer: &MixerConfig, hidden_size: usize) -> Vec<(KvKind, StoreShape)> {
     let state = |len| (KvKind::Recurrent, StoreShape::State(len));
     let rows = |attention: &AttentionConfig| {
-        let AttentionConfig { num_kv_heads, head_dim, window, .. } = *attention;
-        let shape = StoreShape::Rows(KvShape { num_kv_heads, head_dim, values: KvValues::Own });
+        let AttentionConfig { num_kv_heads, head_dim, window, narrow_values, .. } = *attention;
+        let values = narrow_values.map_or(KvValues::Own, KvValues::Narrow);
+        let shape = StoreShape::Rows(KvShape { num_kv_heads, head_dim, values });
         (window.map_or(KvKind::Full, KvKind::SlidingWindow), shape)
     };
     let of_ssm = |SsmConfig { shape, kernel, .. }: &SsmConfig| {

@@ -40,7 +40,9 @@ impl<B: Backend> TextDecoder<B> {
         let reads = |mixer: &MixerConfig| match mixer {
             MixerConfig::None => true,
             MixerConfig::Attention(attention) => {
-                !matches!(attention.kv, KvSource::Layer(_)) && !attention.has_sinks
+                !matches!(attention.kv, KvSource::Layer(_))
+                    && !attention.has_sinks
+                    && attention.narrow_values.is_none()
             }
             _ => false,
         };
