@@ -74,6 +74,7 @@ impl Subject {
                     window: None,
                     is_two_way: false,
                     sinks: None,
+                    selected: None,
                 };
                 cpu.attend(&self.kv, &spec, &q, &spans, &mut out).expect("attention");
             }
