@@ -412,6 +412,7 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
                         window,
                         is_two_way: false,
                         sinks: sinks.as_ref(),
+                        selected: None,
                     };
                     let mut out = self.backend.buffer();
                     self.backend.attend(&kv, &spec, &q, spans, &mut out).unwrap();
