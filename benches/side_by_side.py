@@ -64,7 +64,7 @@ DELTA_PERIOD, DELTA_KERNEL = 4, 4
 UNTIED = ("qwen3moe", "gpt-oss", "qwen35moe")  # the others use the embeddings for logits too
 ONLY_TYPES = {"qwen3-30b-a3b": "Q4_K_M", "gpt-oss-20b": "MXFP4", "lfm2-8b-a1b": "Q4_K_M", "qwen3.5-35b-a3b": "Q4_K_M",
               "gemma-4-e2b": "Q4_K_M", "gemma-4-e2b-assistant": "Q8_0"}
-TYPES = ["Q4_0", "Q4_K_M", "Q8_0", "F16"]  # and IQ4_XS
+TYPES = ["Q4_0", "Q4_K_M", "Q8_0", "F16"]
 ROWS = ("pp512", "pp4096", "tg128", "tg32@2048", "tg32@8192", "8 seq", "32 seq", "load")
 OURS = "llmctl"
 
@@ -632,7 +632,7 @@ def main():
     parser.add_argument("--peers", type=peers_of, default="llama.cpp",
                         help="some of llama.cpp, ik_llama.cpp=PATH of its llama-bench, openvino and mistral.rs, with commas (default: llama.cpp)")
     parser.add_argument("--more", action="store_true", help="all rows for every model: long prompts, depths, 8 and 32 sequences")
-    parser.add_argument("--types", default=",".join(TYPES))
+    parser.add_argument("--types", default=",".join(TYPES), help="IQ4_XS is another")
     parser.add_argument("--tests", type=lambda names: names.split(","), help="names of rows, `load` among them; all without it")
     parser.add_argument("-r", "--repeat", type=int, default=3, help="rounds, at least 2")
     parser.add_argument("-t", "--threads", type=int, default=2)

@@ -159,6 +159,8 @@ fn bodies_of_every_api_are_prompts_for_its_clients() {
     let args = ["warm", "-m", "guide", "claude.json", "codex.json", "plain.json"];
     let warmed = json_of(&place, &args)["prompts"].as_array().expect("a list").clone();
     place.run(&["warm", "-m", "guide", "wrong.json"]).check(65, "url: \"/v1/embeddings\" is none of");
+    place.write("wrong.json", json!({"body": {"prompt": "x"}, "sytem": "x"}).to_string());
+    place.run(&["warm", "-m", "guide", "wrong.json"]).check(65, "sytem: is no field beside a body");
     let (serving, _) = start_as_told(place, &["-m", "guide", "--alias", "*"]);
     let follow_ups = bodies("Read this. And that?");
     for ((path, body), warmed) in follow_ups.into_iter().zip(warmed) {

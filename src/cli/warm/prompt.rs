@@ -299,8 +299,10 @@ fn tokens(request: &Request, adapters: &[AdapterUse]) -> TokenBuf {
 fn body_of(mut row: Map<String, Value>) -> Result<(String, Map<String, Value>), CommandError> {
     if let Some(body) = row.remove("body") {
         let Value::Object(body) = body else { return Err(CommandError::bad_data("body: is not an object")) };
-        let path = row.get("url").and_then(Value::as_str).unwrap_or("/v1/chat/completions");
-        return Ok((path.to_owned(), body));
+        let path = row.get("url").and_then(Value::as_str).unwrap_or("/v1/chat/completions").to_owned();
+        let is_other = |key: &&String| !["custom_id", "method", "url"].contains(&key.as_str());
+        let refused = |key| Err(CommandError::bad_data(format!("{key}: is no field beside a body")));
+        return row.keys().find(is_other).map_or(Ok((path, body)), refused);
     }
     let is_of_anthropic = |tool: &Value| tool.get("input_schema").is_some();
     let mut tools = row.get("tools").and_then(Value::as_array).into_iter().flatten();

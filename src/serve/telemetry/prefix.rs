@@ -3,7 +3,7 @@
 //!
 //! A client's prompts are compared with its last ones, as messages, before the chat template. A prompt that continues an earlier one
 //! breaks nothing, and neither does another question behind the same beginning. Everything is in memory and bounded; the log gets
-//! places and causes, never text.
+//! places and causes, never text. The first prompt with tools is kept as long as the server runs, for `launch --warm`.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt::Write;

@@ -270,6 +270,11 @@ impl RowSpan {
         self.seen_besides.get(position - self.start)
     }
 
+    /// Returns the first row that has more than `most` positions up to its own; so have those after it.
+    pub fn first_beyond(&self, most: usize) -> usize {
+        self.rows.end.min(self.rows.start.saturating_add(most.saturating_sub(self.start)))
+    }
+
     /// Returns the page of a position and the offset within it.
     pub fn slot(&self, position: usize) -> (PageId, usize) {
         (self.pages[position / PAGE_TOKENS], position % PAGE_TOKENS)

@@ -302,9 +302,9 @@ pub struct LatentConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SeenKeys {
     All,
-    /// Those that the layer's indexer scores highest (DeepSeek V3.2).
+    /// The layer's indexer chooses them by their scores (DeepSeek V3.2).
     Indexed(IndexerConfig),
-    /// Those that the last indexer before the layer chose (GLM-5.2).
+    /// The last indexer before the layer has chosen them (GLM-5.2).
     AsBefore,
 }
 

@@ -103,12 +103,6 @@ impl AttentionJob<'_> {
         self.spec.selected?.of_row(row, span.start + row - span.rows.start)
     }
 
-    /// Returns the first row of a span that sees chosen positions only; the rows after it do too.
-    fn first_choosing(&self, span: &RowSpan) -> usize {
-        let seeing_all = self.spec.selected.map_or(usize::MAX, |selected| selected.top_k);
-        span.rows.end.min(span.rows.start.saturating_add(seeing_all.saturating_sub(span.start)))
-    }
-
     /// Copies the chosen keys of some runs, counted in the order of `positions`, to pages side by side.
     fn gather(&self, span: &RowSpan, positions: &[u32], runs: Range<usize>, pages: &mut Vec<u32>) {
         let (kv_type, head_dim) = (self.kv.kv_type(), self.shape.head_dim);
@@ -144,7 +138,8 @@ impl AttentionPlan {
         self.tasks.clear();
         let block_rows = (BLOCK_QUERIES / job.group).max(1);
         for (span, facts) in job.spans.iter().enumerate() {
-            let choosing = job.first_choosing(facts)..facts.rows.end;
+            let most = job.spec.selected.map_or(usize::MAX, |selected| selected.top_k);
+            let choosing = facts.first_beyond(most)..facts.rows.end;
             let seeing_all = facts.rows.start..choosing.start;
             let blocks = seeing_all.clone().step_by(block_rows);
             let blocks = blocks.map(|start| start..seeing_all.end.min(start + block_rows));

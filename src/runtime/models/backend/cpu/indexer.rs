@@ -96,9 +96,9 @@ impl Cpu {
 /// Lists the rows that see more than `top_k` positions, in ascending order.
 fn find_rows(spans: &[RowSpan], top_k: usize, found: &mut Vec<IndexedRow>) {
     found.clear();
-    for (span, RowSpan { rows, start, .. }) in spans.iter().enumerate() {
-        let row = |row| IndexedRow { span, row, position: start + row - rows.start };
-        found.extend((rows.start + top_k.saturating_sub(*start)..rows.end).map(row));
+    for (span, facts) in spans.iter().enumerate() {
+        let row = |row| IndexedRow { span, row, position: facts.start + row - facts.rows.start };
+        found.extend((facts.first_beyond(top_k)..facts.rows.end).map(row));
     }
 }
 

@@ -54,6 +54,18 @@ impl ConfigReader {
         Self { path: self.path.clone(), format: self.format, lookup: Rc::new(lookup) }
     }
 
+    /// Returns the first `num_layers` values of the lists under `keys`, for [`Self::with`].
+    pub fn cut_lists(&self, keys: &[&str], num_layers: usize) -> Map<String, Value> {
+        let cut = |key: &&str| match self.value(key)? {
+            Value::Array(mut list) => {
+                list.truncate(num_layers);
+                Some(((*key).to_owned(), Value::Array(list)))
+            }
+            _ => None,
+        };
+        keys.iter().filter_map(cut).collect()
+    }
+
     pub fn format(&self) -> ModelFormat {
         self.format
     }

@@ -9,7 +9,7 @@ use super::deepseek::{ExpertFacts, parse_latent};
 use super::dense::{MAX_LAYERS, MAX_WIDTH};
 use super::experts::ExpertKeys;
 use super::gated_families::HEAD_GATE;
-use super::step::{cut_lists, limit_networks};
+use super::step::limit_networks;
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{DeltaNetConfig, DeltaShape, ExpertWeights, LatentConfig, MixerConfig, PartNames};
 use llmctl_base::error::LoadResult;
@@ -80,7 +80,7 @@ fn parse_ling(family: &Family, reader: &ConfigReader) -> LoadResult<Description>
         return Err(reader.error("use_mla_nope", "latent attention without positions is not supported here"));
     }
     let num_layers = reader.size(reader.pick("num_hidden_layers", "block_count"), MAX_LAYERS)?;
-    let reader = &reader.with(cut_lists(reader, &LIMITS, num_layers));
+    let reader = &reader.with(reader.cut_lists(&LIMITS, num_layers));
     let mut description = parse_latent(family, reader, &LING_FACTS)?;
     (description.naming.embedding, description.naming.attention) = ("word_embeddings", "attention");
     let of_decoder = description.config.layers.len();
@@ -97,7 +97,7 @@ fn parse_ling(family: &Family, reader: &ConfigReader) -> LoadResult<Description>
     let net = delta_net(reader, ["num_attention_heads", "head_dim", KERNEL])?;
     let net = DeltaNetConfig { decay_bound, ..net };
     set_mixers(&mut description, &is_recurrent, &net, |latent| latent.has_gate = true);
-    let limited = reader.with(cut_lists(reader, &["swiglu_clamp_exp", "swiglu_clamp_shexp"], of_decoder));
+    let limited = reader.with(reader.cut_lists(&["swiglu_clamp_exp", "swiglu_clamp_shexp"], of_decoder));
     limit_networks(&mut description, &limited, LIMITS)?;
     Ok(description)
 }

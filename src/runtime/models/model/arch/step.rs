@@ -118,7 +118,7 @@ fn class_keys(reader: &ConfigReader) -> LoadResult<Map<String, Value>> {
     let num_layers = reader.size("num_hidden_layers", MAX_LAYERS)?;
     let named = NAMES.into_iter().filter_map(|(theirs, ours)| Some((ours, reader.value(theirs)?)));
     let mut keys: Map<String, Value> = named.map(|(key, value)| (key.to_owned(), value)).collect();
-    keys.extend(cut_lists(reader, &[LAYER_KINDS, "mlp_layer_types", LIMITS[0], LIMITS[1]], num_layers));
+    keys.extend(reader.cut_lists(&[LAYER_KINDS, "mlp_layer_types", LIMITS[0], LIMITS[1]], num_layers));
     if let Some(heads) = sliding_heads(reader)? {
         let of_all = reader.size("num_attention_heads", usize::MAX)?;
         let slides = reader.with(keys.clone()).sliding_or(num_layers, |_| false)?;
@@ -183,16 +183,4 @@ fn ropes(reader: &ConfigReader) -> Value {
         Value::Object(parts.chain(scaling).collect())
     };
     serde_json::json!({"full_attention": of_kind("full_attention"), SLIDING: of_kind(SLIDING)})
-}
-
-/// Returns the first `num_layers` values of the lists under `keys`.
-pub fn cut_lists(reader: &ConfigReader, keys: &[&str], num_layers: usize) -> Map<String, Value> {
-    let cut = |key: &&str| match reader.value(key)? {
-        Value::Array(mut list) => {
-            list.truncate(num_layers);
-            Some(((*key).to_owned(), Value::Array(list)))
-        }
-        _ => None,
-    };
-    keys.iter().filter_map(cut).collect()
 }
