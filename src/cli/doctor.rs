@@ -74,7 +74,7 @@ pub fn run(args: DoctorArgs, context: CommandContext<'_>) -> Result<Exit, Comman
     facts.extend(machine_facts(Path::new("/")));
     facts.extend(gpu_facts());
     facts.push(kernels_fact(in_force("cpu").as_deref()));
-    facts.extend(thread_facts(&Cores::here(), in_force("threads"), in_force("threads-batch")));
+    facts.extend(thread_facts(Cores::here(), in_force("threads"), in_force("threads-batch")));
     facts.extend(memory_facts(Path::new("/")));
     facts.extend(config_facts(config, places));
     facts.push(variables_fact(command));

@@ -14,6 +14,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use super::cpu_quota;
 
@@ -76,13 +77,17 @@ impl Cores {
         })
     }
 
-    /// Describes the machine that this program runs on.
-    pub fn here() -> Cores {
-        #[cfg(target_os = "macos")]
-        let found = Cores::from_sysctl(sysctl);
-        #[cfg(not(target_os = "macos"))]
-        let found = Cores::read(Path::new("/"));
-        found.unwrap_or_else(|| Cores::alike(std::thread::available_parallelism().map_or(1, usize::from)))
+    /// Describes the machine that this program runs on, as it was at the first call: Linux tells it in seven files or
+    /// more for each processor.
+    pub fn here() -> &'static Cores {
+        static HERE: LazyLock<Cores> = LazyLock::new(|| {
+            #[cfg(target_os = "macos")]
+            let found = Cores::from_sysctl(sysctl);
+            #[cfg(not(target_os = "macos"))]
+            let found = Cores::read(Path::new("/"));
+            found.unwrap_or_else(|| Cores::alike(std::thread::available_parallelism().map_or(1, usize::from)))
+        });
+        &HERE
     }
 
     /// Describes `count` processors of which nothing else is known.

@@ -586,7 +586,7 @@ fn built(is_built: bool, name: &str) -> Result<(), CommandError> {
 fn cpu_options(args: &ModelArgs) -> Result<CpuOptions, CommandError> {
     let mut options = CpuOptions::new(args.threads.unwrap_or_else(default_threads));
     options.threads_batch = args.threads_batch.unwrap_or(options.threads);
-    options.nodes = Cores::here().nodes.into_iter().collect();
+    options.nodes = Cores::here().nodes.iter().copied().collect();
     if let Some(isa) = args.cpu {
         check_isa(isa, &Isa::available().collect::<Vec<_>>())?;
         options.isa = isa;

@@ -4,6 +4,8 @@
 //! Invariant: a token id means the same to both models. Ids beyond a tokenizer's tokens (rows that pad a
 //! table) may differ in number.
 
+use std::sync::atomic::AtomicBool;
+
 use super::files::ModelFiles;
 use super::{DecoderWith, LoadOptions, decoder, demand, tensor_bytes};
 use crate::backend::cpu::CpuThreads;
@@ -175,7 +177,8 @@ impl DraftFiles {
         let weight_bytes = demand(&files, &description, options, context)?.weights;
         // Adapters are made for the model that it drafts for.
         let options = &LoadOptions { adapters: Vec::new(), ..options.clone() };
-        let with = DecoderWith { options, workers, block: None, assistant: None };
+        let is_unwanted = &AtomicBool::new(false);
+        let with = DecoderWith { options, workers, block: None, assistant: None, is_unwanted };
         let (model, _) = decoder(&files, description, with, context, &mut |_, _| (), notices)?;
         Ok(LoadedDraft { name: Some(name), model: Some(model), weight_bytes })
     }

@@ -36,6 +36,7 @@ pub mod vision;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use adapter::AdapterFile;
 use adapter::read_adapters;
@@ -264,17 +265,16 @@ pub fn load_with_draft(
     let draft = draft
         .map(|draft| DraftFiles::open(draft, of_model, options.prediction == PredictionUse::Required))
         .transpose()?;
-    let mut texts = load_texts(&files)?;
     let mut notices = resolved.notices.clone();
     let options = &in_force(&files, options, &mut notices);
-    notices.extend(texts.chat_templates.notice().into_iter().chain(files.notices()?));
+    let place = notices.len();
+    notices.extend(files.notices()?);
     #[cfg(feature = "candle-families")]
     if let Recognised::CandleModel(plan) = &recognised {
         candle_models::check(&files, plan, options)?;
         notices.extend(candle_models::notices(plan));
     }
-    fit_vocabulary(&mut texts, inspect::decoder_facts(&recognised).vocab_size, &mut notices);
-    draft.iter().try_for_each(|draft| draft.check_vocabulary(&texts.tokenizer))?;
+    let rows = inspect::decoder_facts(&recognised).vocab_size;
     let details: Vec<Notice> = prediction::unused(&files, &recognised)?.into_iter().collect();
     let alone = Planned::alone(&files, &recognised, options);
     let block = if draft.is_some() { None } else { prediction::block(alone, &resolved.name)? };
@@ -288,19 +288,24 @@ pub fn load_with_draft(
         workers: workers.as_ref(),
         block: block.as_ref(),
         assistant: draft.as_ref().filter(|draft| draft.is_assistant()),
+        is_unwanted: &AtomicBool::new(false),
     };
-    let (fingerprint, (model, own)) = match recognised {
+    let load_weights = || match recognised {
         Recognised::Native(mut description) => {
             let fingerprint = fingerprint(&files, &description.config, context_length, options)?;
             vision.iter().for_each(|vision| description.config.two_way = vision.rows.two_way);
-            (fingerprint, decoder(&files, description, with, context_length, progress, &mut notices)?)
+            Ok((fingerprint, decoder(&files, description, with, context_length, progress, &mut notices)?))
         }
         #[cfg(feature = "candle-families")]
-        Recognised::CandleModel(plan) => (
+        Recognised::CandleModel(plan) => Ok((
             fingerprint::candle_fingerprint(&files, plan.architecture, options)?,
             (candle_models::load(&files, plan, options, context_length, progress)?, None),
-        ),
+        )),
     };
+    let (texts, weights) = with_texts(&files, draft.as_ref(), with.is_unwanted, load_weights);
+    let (mut texts, (fingerprint, (model, own))) = (texts?, weights?);
+    notices.splice(place..place, texts.chat_templates.notice());
+    fit_vocabulary(&mut texts, rows, &mut notices);
     let load =
         |vision: VisionFiles| vision.load(&files, options, workers.as_ref(), &texts.tokenizer, &mut notices);
     let tower = vision.map(load).transpose()?.flatten();
@@ -309,6 +314,26 @@ pub fn load_with_draft(
         draft.map(|draft| draft.load(options, workers.as_ref(), context_length, &mut notices)).transpose()?;
     let (name, draft) = (resolved.name.clone(), draft.or(own));
     Ok(LoadedModel { name, model, texts, fingerprint, notices, draft, tower, details })
+}
+
+/// Reads the texts while `load_weights` loads the weights, and says in `is_unwanted` if that fails: with packed weights on disk both
+/// take about as long. The draft's vocabulary is compared with the model's.
+fn with_texts<T>(
+    files: &ModelFiles,
+    draft: Option<&DraftFiles>,
+    is_unwanted: &AtomicBool,
+    load_weights: impl FnOnce() -> LoadResult<T>,
+) -> (LoadResult<ModelTexts>, LoadResult<T>) {
+    let read = || {
+        let texts = load_texts(files)?;
+        draft.map_or(Ok(()), |draft| draft.check_vocabulary(&texts.tokenizer))?;
+        Ok(texts)
+    };
+    std::thread::scope(|scope| {
+        let texts = scope.spawn(|| read().inspect_err(|_| is_unwanted.store(true, Ordering::Relaxed)));
+        let weights = load_weights();
+        (texts.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), weights)
+    })
 }
 
 /// Adapts the vocabulary to the embedding's rows. Published models have tokens without a row (Gemma 3's image token,
@@ -616,6 +641,8 @@ struct DecoderWith<'a> {
     /// Loaded with the model.
     block: Option<&'a OwnBlock>,
     assistant: Option<&'a DraftFiles>,
+    /// Set by another thread to end the load with an error.
+    is_unwanted: &'a AtomicBool,
 }
 
 /// A model, and its block that predicts further tokens.
@@ -629,10 +656,13 @@ fn decoder(
     progress: &mut dyn FnMut(usize, usize),
     notices: &mut Vec<Notice>,
 ) -> LoadResult<Models> {
-    let DecoderWith { options, workers, block, assistant } = with;
+    let DecoderWith { options, workers, block, assistant, is_unwanted } = with;
     let panels = panels(files, description.config.architecture, options).map(Arc::new);
     let kept = RefCell::new(BTreeMap::<(&'static str, &'static str), usize>::new());
     let convert = |name: &str, matrix: Matrix, tensor: HostTensor| {
+        if is_unwanted.load(Ordering::Relaxed) {
+            return Err(LoadError::Device("the tokenizer cannot be used".to_owned()));
+        }
         let wanted = target(options, matrix, tensor.dtype);
         let converted = quantize::convert(name, &tensor, wanted)?;
         let asked = options.quantize.or(options.dtype).unwrap_or(converted.dtype);

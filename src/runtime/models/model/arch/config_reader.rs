@@ -1,7 +1,7 @@
 //! Typed, checked getters over config.json or GGUF metadata.
 
 use std::path::PathBuf;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
@@ -17,7 +17,7 @@ pub enum ModelFormat {
 /// Limit on the tokens of a convolution's kernel.
 const MAX_KERNEL: usize = 1 << 10;
 
-type Lookup = Rc<dyn Fn(&str) -> Option<Value>>;
+type Lookup = Arc<dyn Fn(&str) -> Option<Value> + Send + Sync>;
 
 /// Reader of one model's configuration. Keys differ between the formats; the getters and their errors do not.
 pub struct ConfigReader {
@@ -34,24 +34,24 @@ impl ConfigReader {
             let nested = config.get("text_config").and_then(|text| text.get(key));
             nested.or_else(|| config.get(key)).cloned()
         };
-        Self { path, format: ModelFormat::HuggingFace, lookup: Rc::new(lookup) }
+        Self { path, format: ModelFormat::HuggingFace, lookup: Arc::new(lookup) }
     }
 
     /// Creates a reader of a GGUF file. `lookup` receives whole keys; the getters take keys without the
     /// architecture's prefix.
-    pub fn gguf(path: PathBuf, lookup: impl Fn(&str) -> Option<Value> + 'static) -> Self {
+    pub fn gguf(path: PathBuf, lookup: impl Fn(&str) -> Option<Value> + Send + Sync + 'static) -> Self {
         let prefix = lookup("general.architecture").and_then(|name| name.as_str().map(str::to_owned));
         let prefix = prefix.unwrap_or_default();
         let lookup = move |key: &str| lookup(&format!("{prefix}.{key}")).or_else(|| lookup(key));
-        Self { path, format: ModelFormat::Gguf, lookup: Rc::new(lookup) }
+        Self { path, format: ModelFormat::Gguf, lookup: Arc::new(lookup) }
     }
 
     /// Returns a reader that finds these keys before those of the file.
     #[must_use]
     pub fn with(&self, keys: Map<String, Value>) -> Self {
-        let of_file = Rc::clone(&self.lookup);
+        let of_file = Arc::clone(&self.lookup);
         let lookup = move |key: &str| keys.get(key).cloned().or_else(|| of_file(key));
-        Self { path: self.path.clone(), format: self.format, lookup: Rc::new(lookup) }
+        Self { path: self.path.clone(), format: self.format, lookup: Arc::new(lookup) }
     }
 
     /// Returns the first `num_layers` values of the lists under `keys`, for [`Self::with`].
