@@ -19,7 +19,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("cargo sets OUT_DIR")?);
     for name in ["attention", "norm_rope", "product"] {
         let mut nvcc = Command::new(nvcc());
-        nvcc.args(["-ptx", "-O3", "-std=c++17", "-arch=compute_75", "-o"]).arg(out.join(name).with_extension("ptx"));
+        nvcc.args(["-ptx", "-O3", "-std=c++17", "-arch=compute_75", "-o"])
+            .arg(out.join(name).with_extension("ptx"));
         let status = nvcc.arg(format!("{FOLDER}/{name}.cu")).status();
         let status = status.map_err(|error| format!("{}: {error}", nvcc.get_program().display()))?;
         if !status.success() {

@@ -37,7 +37,10 @@ fn part<'a, T: CudaDType + DeviceRepr>(storage: &'a CudaStorage, layout: &Layout
 }
 
 /// Calls `with` with the values of a tensor that lies on the device.
-fn read<T: CudaDType + DeviceRepr, O>(tensor: &Tensor, with: impl FnOnce(CudaView<'_, T>) -> Result<O>) -> Result<O> {
+fn read<T: CudaDType + DeviceRepr, O>(
+    tensor: &Tensor,
+    with: impl FnOnce(CudaView<'_, T>) -> Result<O>,
+) -> Result<O> {
     let (storage, layout) = tensor.storage_and_layout();
     match &*storage {
         Storage::Cuda(storage) => with(part::<T>(storage, layout)?),
@@ -45,11 +48,16 @@ fn read<T: CudaDType + DeviceRepr, O>(tensor: &Tensor, with: impl FnOnce(CudaVie
     }
 }
 
-pub fn product(op: &FusedProduct<'_>, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+pub fn product(
+    op: &FusedProduct<'_>,
+    storage: &CudaStorage,
+    layout: &Layout,
+) -> Result<(CudaStorage, Shape)> {
     let device = storage.device();
     let ((rows, cols), (given, _)) = (op.weight.shape().dims2()?, layout.shape().dims2()?);
     let variant = given.next_power_of_two();
-    let function = device.get_or_load_custom_func(&format!("product_{}_{variant}", op.kernel), "product", PRODUCT)?;
+    let function =
+        device.get_or_load_custom_func(&format!("product_{}_{variant}", op.kernel), "product", PRODUCT)?;
     let x = part::<f32>(storage, layout)?;
     let stream = device.cuda_stream();
     let (weight, _guard) = op.weight.device_ptr_with_guard(&stream)?;
@@ -86,7 +94,8 @@ pub fn norm_rope(op: &NormRope<'_>, storage: &CudaStorage, layout: &Layout) -> R
                 builder.arg(&num_rows).arg(&num_heads).arg(&head_dim).arg(&half).arg(&eps).arg(&has_norm);
                 let heads_per_block = THREADS as usize / 32;
                 // SAFETY: the arguments are those of norm_rope.cu, in the shapes that `NormRope::apply` checked.
-                unsafe { builder.launch(config(((rows * heads).div_ceil(heads_per_block), 1, 1), THREADS)) }.w()
+                unsafe { builder.launch(config(((rows * heads).div_ceil(heads_per_block), 1, 1), THREADS)) }
+                    .w()
             })
         })
     })?;
@@ -140,7 +149,13 @@ impl Launch<'_> {
                 read::<u32, _>(&table.pages, |pages| {
                     read::<u32, _>(&table.ranges, |ranges| {
                         let mut builder = self.function.builder();
-                        builder.arg(&self.q).arg(&keys).arg(&values).arg(&pages).arg(&ranges).arg(&self.parts);
+                        builder
+                            .arg(&self.q)
+                            .arg(&keys)
+                            .arg(&values)
+                            .arg(&pages)
+                            .arg(&ranges)
+                            .arg(&self.parts);
                         builder.arg(&num_heads).arg(&kv_heads).arg(&slots).arg(&max_pages).arg(&part_len);
                         builder.arg(&scale).arg(&softcap);
                         // SAFETY: the arguments are those of attention.cu, in the shapes that `PagedAttention::apply` checked;

@@ -111,7 +111,8 @@ impl<'a> NormRope<'a> {
         angles: &'a [Tensor; 2],
     ) -> Result<Tensor> {
         let ((rows, width), (angle_rows, half)) = (x.dims2()?, angles[0].dims2()?);
-        let fits = head_dim > 0 && width.is_multiple_of(head_dim) && 2 * half <= head_dim && rows == angle_rows;
+        let fits =
+            head_dim > 0 && width.is_multiple_of(head_dim) && 2 * half <= head_dim && rows == angle_rows;
         if !fits || norm.is_some_and(|(weight, _)| weight.dims() != [head_dim]) {
             bail!("rotation of {:?} with angles {:?}, heads of {head_dim}", x.shape(), angles[0].shape());
         }
@@ -221,7 +222,13 @@ impl PagedAttention<'_> {
     }
 
     /// Computes one head of one row, whose visible slots are given.
-    fn head(&self, query: &[f32], slots: &[usize], [keys, values]: [&[f32]; 2], sink: Option<f32>) -> Vec<f32> {
+    fn head(
+        &self,
+        query: &[f32],
+        slots: &[usize],
+        [keys, values]: [&[f32]; 2],
+        sink: Option<f32>,
+    ) -> Vec<f32> {
         let head_dim = query.len();
         let of = |all: &'_ [f32], slot: usize| all[slot * head_dim..][..head_dim].to_vec();
         let score = |slot: &usize| {
