@@ -108,15 +108,14 @@ __device__ __forceinline__ void attend(const float* __restrict__ q, const T* __r
 ATTEND(f16, __half, 64) ATTEND(f16, __half, 128) ATTEND(f16, __half, 256)
 ATTEND(f32, float, 64) ATTEND(f32, float, 128) ATTEND(f32, float, 256)
 
-// Sums up the parts of one head of one row: grid [num_heads, rows]. `sinks` are scores without a value, one per head.
+// Sums up the parts of one head of one row: grid [num_heads, rows]. `sinks` are scores without a value, one per head, or null.
 extern "C" __global__ void __launch_bounds__(256)
-combine(const float* __restrict__ parts, const float* __restrict__ sinks, float* __restrict__ out, int num_parts, int head_dim,
-        int has_sinks) {
+combine(const float* __restrict__ parts, const float* __restrict__ sinks, float* __restrict__ out, int num_parts, int head_dim) {
     const size_t head = size_t(blockIdx.y) * gridDim.x + blockIdx.x;
     const float* of_head = parts + head * num_parts * (head_dim + 2);
-    float most = has_sinks ? sinks[blockIdx.x] : NONE;
+    float most = sinks ? sinks[blockIdx.x] : NONE;
     for (int p = 0; p < num_parts; p++) most = fmaxf(most, of_head[p * (head_dim + 2)]);
-    float total = has_sinks ? __expf(sinks[blockIdx.x] - most) : 0;
+    float total = sinks ? __expf(sinks[blockIdx.x] - most) : 0;
     for (int p = 0; p < num_parts; p++) {
         const float* part = of_head + p * (head_dim + 2);
         total = fmaf(part[1], __expf(part[0] - most), total);

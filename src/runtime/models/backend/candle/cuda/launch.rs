@@ -1,51 +1,73 @@
-//! Launches of the kernels. They run in the device's stream, behind what fills their inputs.
+//! Launches of the kernels. They run in the device's one stream, behind what fills their inputs.
 
 use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::cudarc::driver::{CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
-use candle_core::cuda_backend::{CudaDType, CudaDevice, CudaFunc, WrapErr};
+use candle_core::cuda_backend::cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg};
+use candle_core::cuda_backend::{CudaDevice, WrapErr};
 use candle_core::{CudaStorage, DType, Layout, Result, Shape, Storage, Tensor, bail};
 use half::f16;
 
 use super::{FusedProduct, NormRope, PagedAttention};
 
-const PRODUCT: &str = include_str!(concat!(env!("OUT_DIR"), "/product.ptx"));
-const ATTENTION: &str = include_str!(concat!(env!("OUT_DIR"), "/attention.ptx"));
-const NORM_ROPE: &str = include_str!(concat!(env!("OUT_DIR"), "/norm_rope.ptx"));
+const PRODUCT: [&str; 2] = ["product", include_str!(concat!(env!("OUT_DIR"), "/product.ptx"))];
+const ATTENTION: [&str; 2] = ["attention", include_str!(concat!(env!("OUT_DIR"), "/attention.ptx"))];
+const NORM_ROPE: [&str; 2] = ["norm_rope", include_str!(concat!(env!("OUT_DIR"), "/norm_rope.ptx"))];
 
 /// Blocks of attention that keep the multiprocessors of a large GPU busy, and the fewest positions that are worth one.
 const ENOUGH_BLOCKS: usize = 256;
 const LEAST_PART: usize = 128;
 
-/// Threads of a block of every kernel but `combine`.
-const THREADS: u32 = 128;
-
-fn config(grid: (usize, usize, usize), threads: u32) -> LaunchConfig {
-    let grid_dim = (grid.0 as u32, grid.1 as u32, grid.2 as u32); // the driver refuses grids beyond its limits
-    LaunchConfig { grid_dim, block_dim: (threads, 1, 1), shared_mem_bytes: 0 }
+/// Returns the address of the contiguous part of a storage that a layout describes.
+fn address(storage: &CudaStorage, layout: &Layout) -> Result<u64> {
+    let Some((start, _)) = layout.contiguous_offsets() else {
+        bail!("a kernel on values that are not contiguous");
+    };
+    let stream = storage.device().cuda_stream();
+    Ok(match storage.dtype() {
+        DType::F16 => storage.as_cuda_slice::<f16>()?.slice(start..).device_ptr(&stream).0,
+        DType::U32 => storage.as_cuda_slice::<u32>()?.slice(start..).device_ptr(&stream).0,
+        _ => storage.as_cuda_slice::<f32>()?.slice(start..).device_ptr(&stream).0,
+    })
 }
 
-fn int(number: usize) -> Result<i32> {
-    i32::try_from(number).map_err(candle_core::Error::wrap)
-}
-
-/// Returns the contiguous part of a storage that a layout describes.
-fn part<'a, T: CudaDType + DeviceRepr>(storage: &'a CudaStorage, layout: &Layout) -> Result<CudaView<'a, T>> {
-    match layout.contiguous_offsets() {
-        Some((start, end)) => Ok(storage.as_cuda_slice::<T>()?.slice(start..end)),
-        None => bail!("a kernel on values that are not contiguous"),
-    }
-}
-
-/// Calls `with` with the values of a tensor that lies on the device.
-fn read<T: CudaDType + DeviceRepr, O>(
-    tensor: &Tensor,
-    with: impl FnOnce(CudaView<'_, T>) -> Result<O>,
-) -> Result<O> {
+fn address_of(tensor: &Tensor) -> Result<u64> {
     let (storage, layout) = tensor.storage_and_layout();
     match &*storage {
-        Storage::Cuda(storage) => with(part::<T>(storage, layout)?),
+        Storage::Cuda(storage) => address(storage, layout),
         _ => bail!("a kernel on a tensor that is not on its device"),
     }
+}
+
+/// Arguments of a kernel, in this order.
+struct Arguments<'a> {
+    inputs: &'a [u64],
+    counts: &'a [usize],
+    factors: &'a [f32],
+}
+
+/// Launches a kernel that fills `len` floats, whose address follows those of its inputs.
+fn run(
+    device: &CudaDevice,
+    ([module, ptx], name): ([&str; 2], &str),
+    (grid, threads): ([usize; 3], usize),
+    Arguments { inputs, counts, factors }: Arguments<'_>,
+    len: usize,
+) -> Result<CudaStorage> {
+    let function = device.get_or_load_custom_func(name, module, ptx)?;
+    let counts = counts.iter().map(|count| i32::try_from(*count).map_err(candle_core::Error::wrap));
+    let counts = counts.collect::<Result<Vec<i32>>>()?;
+    // SAFETY: each kernel writes all of its output.
+    let out = unsafe { device.alloc::<f32>(len)? };
+    let [x, y, z] = grid.map(|blocks| blocks as u32); // the driver refuses grids beyond its limits
+    let config = LaunchConfig { grid_dim: (x, y, z), block_dim: (threads as u32, 1, 1), shared_mem_bytes: 0 };
+    let mut builder = function.builder();
+    inputs.iter().for_each(|address| drop(builder.arg(address)));
+    builder.arg(&out);
+    counts.iter().for_each(|count| drop(builder.arg(count)));
+    factors.iter().for_each(|factor| drop(builder.arg(factor)));
+    // SAFETY: the callers below name the arguments of the kernels in this folder, whose shapes the operations' `apply` checked;
+    // the inputs live until the launch, and memory is freed in the order of the stream.
+    unsafe { builder.launch(config) }.w()?;
+    Ok(CudaStorage::wrap_cuda_slice(out, device.clone()))
 }
 
 pub fn product(
@@ -53,53 +75,33 @@ pub fn product(
     storage: &CudaStorage,
     layout: &Layout,
 ) -> Result<(CudaStorage, Shape)> {
-    let device = storage.device();
     let ((rows, cols), (given, _)) = (op.weight.shape().dims2()?, layout.shape().dims2()?);
     let variant = given.next_power_of_two();
-    let function =
-        device.get_or_load_custom_func(&format!("product_{}_{variant}", op.kernel), "product", PRODUCT)?;
-    let x = part::<f32>(storage, layout)?;
-    let stream = device.cuda_stream();
-    let (weight, _guard) = op.weight.device_ptr_with_guard(&stream)?;
-    let weight = weight as u64;
-    // SAFETY: the kernel writes all of it.
-    let out = unsafe { device.alloc::<f32>(given * rows)? };
-    let (cols, rows_of_matrix, num_given) = (int(cols)?, int(rows)?, int(given)?);
+    let name = format!("product_{}_{variant}", op.dtype.name());
     let per_block = 4 * if variant < 4 { 2 } else { 4 }; // warps, and OUT of product.cu
-    let mut builder = function.builder();
-    builder.arg(&weight).arg(&x).arg(&out).arg(&cols).arg(&rows_of_matrix).arg(&num_given);
-    // SAFETY: the arguments are those of product.cu; `FusedProduct` checked that widths agree, and a matrix has rows * cols
-    // values by construction of its tensor.
-    unsafe { builder.launch(config((rows.div_ceil(per_block), 1, 1), THREADS)) }.w()?;
-    Ok((CudaStorage::wrap_cuda_slice(out, device.clone()), Shape::from((given, rows))))
+    let arguments = Arguments {
+        inputs: &[op.weight.device_ptr()? as u64, address(storage, layout)?],
+        counts: &[cols, rows, given],
+        factors: &[],
+    };
+    let shape = ([rows.div_ceil(per_block), 1, 1], 128);
+    let out = run(storage.device(), (PRODUCT, &name), shape, arguments, given * rows)?;
+    Ok((out, Shape::from((given, rows))))
 }
 
 pub fn norm_rope(op: &NormRope<'_>, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
-    let device = storage.device();
     let ((rows, width), half) = (layout.shape().dims2()?, op.angles[0].dim(1)?);
     let heads = width / op.head_dim;
-    let x = part::<f32>(storage, layout)?;
-    // SAFETY: the kernel writes all of it.
-    let out = unsafe { device.alloc::<f32>(rows * width)? };
-    let function = device.get_or_load_custom_func("norm_rope", "norm_rope", NORM_ROPE)?;
-    let (num_rows, num_heads, head_dim, half) = (int(rows)?, int(heads)?, int(op.head_dim)?, int(half)?);
-    let (eps, has_norm) = (op.norm.map_or(0.0, |(_, eps)| eps), i32::from(op.norm.is_some()));
-    // Without a norm any tensor stands for the weight, which is not read.
-    let weight = op.norm.map_or(&op.angles[0], |(weight, _)| weight);
-    read::<f32, _>(weight, |weight| {
-        read::<f32, _>(&op.angles[0], |cosines| {
-            read::<f32, _>(&op.angles[1], |sines| {
-                let mut builder = function.builder();
-                builder.arg(&x).arg(&weight).arg(&cosines).arg(&sines).arg(&out);
-                builder.arg(&num_rows).arg(&num_heads).arg(&head_dim).arg(&half).arg(&eps).arg(&has_norm);
-                let heads_per_block = THREADS as usize / 32;
-                // SAFETY: the arguments are those of norm_rope.cu, in the shapes that `NormRope::apply` checked.
-                unsafe { builder.launch(config(((rows * heads).div_ceil(heads_per_block), 1, 1), THREADS)) }
-                    .w()
-            })
-        })
-    })?;
-    Ok((CudaStorage::wrap_cuda_slice(out, device.clone()), layout.shape().clone()))
+    let [cosines, sines] = [address_of(&op.angles[0])?, address_of(&op.angles[1])?];
+    let weight = op.norm.map_or(Ok(0), |(weight, _)| address_of(weight))?;
+    let arguments = Arguments {
+        inputs: &[address(storage, layout)?, weight, cosines, sines],
+        counts: &[rows, heads, op.head_dim, half],
+        factors: &[op.norm.map_or(0.0, |(_, eps)| eps)],
+    };
+    let shape = ([(rows * heads).div_ceil(4), 1, 1], 128);
+    let out = run(storage.device(), (NORM_ROPE, "norm_rope"), shape, arguments, rows * width)?;
+    Ok((out, layout.shape().clone()))
 }
 
 pub fn attention(
@@ -107,88 +109,33 @@ pub fn attention(
     storage: &CudaStorage,
     layout: &Layout,
 ) -> Result<(CudaStorage, Shape)> {
-    let device = storage.device();
-    let (kv_heads, _, head_dim) = op.stores[0].dims3()?;
-    let rows = op.table.ranges.dim(0)?;
-    let sets = (op.num_heads / kv_heads).div_ceil(4); // HEADS of attention.cu
-    let most_parts = op.table.longest.div_ceil(LEAST_PART).max(1);
-    let num_parts = (ENOUGH_BLOCKS / (kv_heads * sets * rows)).clamp(1, most_parts);
-    let kind = if op.stores[0].dtype() == DType::F16 { "f16" } else { "f32" };
-    let name = format!("attend_{kind}_{head_dim}");
-    let function = device.get_or_load_custom_func(&name, "attention", ATTENTION)?;
-    let q = part::<f32>(storage, layout)?;
-    // SAFETY: the first kernel writes all of it.
-    let parts = unsafe { device.alloc::<f32>(rows * op.num_heads * num_parts * (head_dim + 2))? };
-    let launch = Launch { op, function, q, parts: parts.as_view(), grid: (num_parts, kv_heads * sets, rows) };
-    match kind {
-        "f16" => launch.run::<f16>()?,
-        _ => launch.run::<f32>()?,
-    }
-    let out = combine(op, device, parts.as_view(), [rows, num_parts, head_dim])?;
-    Ok((out, layout.shape().clone()))
-}
-
-/// The first pass of attention.
-struct Launch<'a> {
-    op: &'a PagedAttention<'a>,
-    function: CudaFunc,
-    q: CudaView<'a, f32>,
-    parts: CudaView<'a, f32>,
-    grid: (usize, usize, usize),
-}
-
-impl Launch<'_> {
-    fn run<T: CudaDType + DeviceRepr>(&self) -> Result<()> {
-        let PagedAttention { stores: [keys, values], table, num_heads, rule, .. } = *self.op;
-        let (kv_heads, slots, _) = keys.dims3()?;
-        let (num_heads, kv_heads, slots) = (int(num_heads)?, int(kv_heads)?, int(slots)?);
-        let (max_pages, part_len) = (int(table.pages.dim(1)?)?, int(table.longest.div_ceil(self.grid.0))?);
-        let (scale, softcap) = (rule.scale, rule.softcap.unwrap_or(0.0));
-        read::<T, _>(keys, |keys| {
-            read::<T, _>(values, |values| {
-                read::<u32, _>(&table.pages, |pages| {
-                    read::<u32, _>(&table.ranges, |ranges| {
-                        let mut builder = self.function.builder();
-                        builder
-                            .arg(&self.q)
-                            .arg(&keys)
-                            .arg(&values)
-                            .arg(&pages)
-                            .arg(&ranges)
-                            .arg(&self.parts);
-                        builder.arg(&num_heads).arg(&kv_heads).arg(&slots).arg(&max_pages).arg(&part_len);
-                        builder.arg(&scale).arg(&softcap);
-                        // SAFETY: the arguments are those of attention.cu, in the shapes that `PagedAttention::apply` checked;
-                        // pages of visible positions were written, so their slots are in the stores.
-                        unsafe { builder.launch(config(self.grid, THREADS)) }.w()
-                    })
-                })
-            })
-        })?;
-        Ok(())
-    }
-}
-
-/// Launches the second pass of attention.
-fn combine(
-    op: &PagedAttention<'_>,
-    device: &CudaDevice,
-    parts: CudaView<'_, f32>,
-    [rows, num_parts, head_dim]: [usize; 3],
-) -> Result<CudaStorage> {
-    // SAFETY: the kernel writes all of it.
-    let out = unsafe { device.alloc::<f32>(rows * op.num_heads * head_dim)? };
-    let function = device.get_or_load_custom_func("combine", "attention", ATTENTION)?;
-    let (num_parts, dim, has_sinks) = (int(num_parts)?, int(head_dim)?, i32::from(op.sinks.is_some()));
-    let mut run = |sinks: CudaView<'_, f32>| {
-        let mut builder = function.builder();
-        builder.arg(&parts).arg(&sinks).arg(&out).arg(&num_parts).arg(&dim).arg(&has_sinks);
-        // SAFETY: the arguments are those of attention.cu; without sinks the pointer is not read.
-        unsafe { builder.launch(config((op.num_heads, rows, 1), head_dim as u32)) }.w().map(|_| ())
+    let PagedAttention { stores: [keys, values], table, num_heads, rule, sinks } = *op;
+    let ((kv_heads, slots, head_dim), rows) = (keys.dims3()?, table.ranges.dim(0)?);
+    let blocks = kv_heads * (num_heads / kv_heads).div_ceil(4); // HEADS of attention.cu
+    let most_parts = table.longest.div_ceil(LEAST_PART).max(1);
+    let num_parts = (ENOUGH_BLOCKS / (blocks * rows)).clamp(1, most_parts);
+    let kind = if keys.dtype() == DType::F16 { "f16" } else { "f32" };
+    let [keys, values] = [address_of(keys)?, address_of(values)?];
+    let arguments = Arguments {
+        inputs: &[
+            address(storage, layout)?,
+            keys,
+            values,
+            address_of(&table.pages)?,
+            address_of(&table.ranges)?,
+        ],
+        counts: &[num_heads, kv_heads, slots, table.pages.dim(1)?, table.longest.div_ceil(num_parts)],
+        factors: &[rule.scale, rule.softcap.unwrap_or(0.0)],
     };
-    match op.sinks {
-        Some(sinks) => read::<f32, _>(sinks, &mut run)?,
-        None => run(parts.as_view())?,
-    }
-    Ok(CudaStorage::wrap_cuda_slice(out, device.clone()))
+    let (device, name) = (storage.device(), format!("attend_{kind}_{head_dim}"));
+    let len = rows * num_heads * num_parts * (head_dim + 2);
+    let parts = run(device, (ATTENTION, &name), ([num_parts, blocks, rows], 128), arguments, len)?;
+    let arguments = Arguments {
+        inputs: &[address(&parts, &Layout::contiguous(len))?, sinks.map_or(Ok(0), address_of)?],
+        counts: &[num_parts, head_dim],
+        factors: &[],
+    };
+    let len = rows * num_heads * head_dim;
+    let out = run(device, (ATTENTION, "combine"), ([num_heads, rows, 1], head_dim), arguments, len)?;
+    Ok((out, layout.shape().clone()))
 }

@@ -14,21 +14,22 @@ use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, T
 use candle_core::{CudaStorage, Storage};
 
 use super::{KvShape, RowSpan};
+use crate::backend::NO_PAGE;
 use llmctl_kernel::attention::{PAGE_TOKENS, ScoreRule, visible};
 use llmctl_kernel::{Dtype, dequantize_row};
 
 /// The largest number of rows of a call: of `x` for products, of one span for attention. More are work for matrix units.
 const MOST_ROWS: usize = 8;
 
-/// The types that the kernels unpack, and their names there.
-const PRODUCTS: [(GgmlDType, Dtype, &str); 7] = [
-    (GgmlDType::Q4_0, Dtype::Q4_0, "Q4_0"),
-    (GgmlDType::Q8_0, Dtype::Q8_0, "Q8_0"),
-    (GgmlDType::Q2K, Dtype::Q2K, "Q2_K"),
-    (GgmlDType::Q3K, Dtype::Q3K, "Q3_K"),
-    (GgmlDType::Q4K, Dtype::Q4K, "Q4_K"),
-    (GgmlDType::Q5K, Dtype::Q5K, "Q5_K"),
-    (GgmlDType::Q6K, Dtype::Q6K, "Q6_K"),
+/// The types that the kernels unpack.
+const PRODUCTS: [(GgmlDType, Dtype); 7] = [
+    (GgmlDType::Q4_0, Dtype::Q4_0),
+    (GgmlDType::Q8_0, Dtype::Q8_0),
+    (GgmlDType::Q2K, Dtype::Q2K),
+    (GgmlDType::Q3K, Dtype::Q3K),
+    (GgmlDType::Q4K, Dtype::Q4K),
+    (GgmlDType::Q5K, Dtype::Q5K),
+    (GgmlDType::Q6K, Dtype::Q6K),
 ];
 
 /// `x . weight^T` of one to eight rows `[rows, in]`, in f32; the weight `[out, in]` is unpacked as it is read. Unlike candle's
@@ -37,17 +38,14 @@ const PRODUCTS: [(GgmlDType, Dtype, &str); 7] = [
 pub struct FusedProduct<'a> {
     weight: &'a QTensor,
     dtype: Dtype,
-    /// The kernel's name without its number of rows.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "names a CUDA kernel"))]
-    kernel: &'static str,
 }
 
 impl<'a> FusedProduct<'a> {
     /// Returns the product; `None` for other types and numbers of rows than the kernel's.
     pub fn new(weight: &'a QTensor, x: &Tensor) -> Option<Self> {
-        let (_, dtype, kernel) = PRODUCTS.into_iter().find(|(stored, ..)| *stored == weight.dtype())?;
+        let (_, dtype) = PRODUCTS.into_iter().find(|(stored, _)| *stored == weight.dtype())?;
         let rows = x.dims2().map_or(0, |(rows, _)| rows);
-        (1..=MOST_ROWS).contains(&rows).then_some(Self { weight, dtype, kernel })
+        (1..=MOST_ROWS).contains(&rows).then_some(Self { weight, dtype })
     }
 
     /// Computes the product.
@@ -176,7 +174,7 @@ impl DecodeTable {
             for position in span.start..span.start + span.rows.len() {
                 let seen = visible(position, window, span.seen_besides(position).filter(|_| is_two_way));
                 pages.extend_from_slice(&span.pages);
-                pages.resize(pages.len() + most - span.pages.len(), super::super::NO_PAGE);
+                pages.resize(pages.len() + most - span.pages.len(), NO_PAGE);
                 ranges.extend([seen.start as u32, seen.end as u32]); // positions of pages, whose numbers are u32
                 longest = longest.max(seen.len());
             }

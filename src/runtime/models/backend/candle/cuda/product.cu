@@ -250,10 +250,16 @@ __device__ __forceinline__ void product(const uint8_t* __restrict__ weights, con
     }
 }
 
-#define PRODUCT(BLOCK, M)                                                                                                      \
-    extern "C" __global__ void __launch_bounds__(THREADS) product_##BLOCK##_##M(                                               \
+#define PRODUCT(BLOCK, NAME, M)                                                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS) product_##NAME##_##M(                                                \
         const uint8_t* weights, const float* x, float* y, int cols, int rows, int given) {                                     \
         product<BLOCK, M>(weights, x, y, cols, rows, given);                                                                   \
     }
-#define PRODUCTS(BLOCK) PRODUCT(BLOCK, 1) PRODUCT(BLOCK, 2) PRODUCT(BLOCK, 4) PRODUCT(BLOCK, 8)
-PRODUCTS(Q4_0) PRODUCTS(Q8_0) PRODUCTS(Q2_K) PRODUCTS(Q3_K) PRODUCTS(Q4_K) PRODUCTS(Q5_K) PRODUCTS(Q6_K)
+#define PRODUCTS(BLOCK, NAME) PRODUCT(BLOCK, NAME, 1) PRODUCT(BLOCK, NAME, 2) PRODUCT(BLOCK, NAME, 4) PRODUCT(BLOCK, NAME, 8)
+PRODUCTS(Q4_0, q4_0)
+PRODUCTS(Q8_0, q8_0)
+PRODUCTS(Q2_K, q2_k)
+PRODUCTS(Q3_K, q3_k)
+PRODUCTS(Q4_K, q4_k)
+PRODUCTS(Q5_K, q5_k)
+PRODUCTS(Q6_K, q6_k)
