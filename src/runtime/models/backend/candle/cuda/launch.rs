@@ -78,7 +78,7 @@ pub fn product(
     let ((rows, cols), (given, _)) = (op.weight.shape().dims2()?, layout.shape().dims2()?);
     let variant = given.next_power_of_two();
     let name = format!("product_{}_{variant}", op.dtype.name());
-    let per_block = 4 * if variant < 4 { 2 } else { 4 }; // warps, and OUT of product.cu
+    let per_block = 4 * if variant == 4 { 4 } else { 2 }; // warps, and OUT of product.cu
     let arguments = Arguments {
         inputs: &[op.weight.device_ptr()? as u64, address(storage, layout)?],
         counts: &[cols, rows, given],
