@@ -60,10 +60,16 @@ fn run(
     let [x, y, z] = grid.map(|blocks| blocks as u32); // the driver refuses grids beyond its limits
     let config = LaunchConfig { grid_dim: (x, y, z), block_dim: (threads as u32, 1, 1), shared_mem_bytes: 0 };
     let mut builder = function.builder();
-    inputs.iter().for_each(|address| drop(builder.arg(address)));
+    for address in inputs {
+        builder.arg(address);
+    }
     builder.arg(&out);
-    counts.iter().for_each(|count| drop(builder.arg(count)));
-    factors.iter().for_each(|factor| drop(builder.arg(factor)));
+    for count in &counts {
+        builder.arg(count);
+    }
+    for factor in factors {
+        builder.arg(factor);
+    }
     // SAFETY: the callers below name the arguments of the kernels in this folder, whose shapes the operations' `apply` checked;
     // the inputs live until the launch, and memory is freed in the order of the stream.
     unsafe { builder.launch(config) }.w()?;

@@ -8,10 +8,10 @@
 #[cfg(feature = "cuda")]
 mod launch;
 
+#[cfg(feature = "cuda")]
+use candle_core::CudaStorage;
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, bail};
-#[cfg(feature = "cuda")]
-use candle_core::{CudaStorage, Storage};
 
 use super::{KvShape, RowSpan};
 use crate::backend::NO_PAGE;
