@@ -329,7 +329,7 @@ fn copy_rate(device: &Device, megabytes: usize) -> Result<f64, Failure> {
     let began = Instant::now();
     (0..10).try_for_each(|_| copy())?;
     device.synchronize()?;
-    Ok((20 * megabytes << 20) as f64 / began.elapsed().as_secs_f64())
+    Ok(((20 * megabytes) << 20) as f64 / began.elapsed().as_secs_f64())
 }
 
 fn speed(device: &Device, shape: Shape, is_rehearsal: bool) -> Result<Value, Failure> {

@@ -32,7 +32,7 @@ pub struct StepIndex {
     spans: Vec<RowSpan>,
     writes: Vec<([usize; 2], Arc<Writes>)>,
     reads: Vec<(ReadShape, Arc<Vec<RowGroup>>)>,
-    tables: Vec<((Option<usize>, bool), Arc<DecodeTable>)>,
+    tables: Vec<Arc<DecodeTable>>,
 }
 
 /// Slots that a step's rows are written to.
@@ -118,13 +118,12 @@ impl StepIndex {
         window: Option<usize>,
         is_two_way: bool,
     ) -> Result<Arc<DecodeTable>> {
-        let key = (window, is_two_way);
-        if let Some((_, known)) = self.tables.iter().find(|(known, _)| *known == key) {
+        if let Some(known) = self.tables.iter().find(|known| known.seen_by == (window, is_two_way)) {
             return Ok(known.clone());
         }
         check_rows(&self.spans)?;
         let table = Arc::new(DecodeTable::new(&self.spans, window, is_two_way, device)?);
-        self.tables.push((key, table.clone()));
+        self.tables.push(table.clone());
         Ok(table)
     }
 

@@ -156,6 +156,8 @@ impl CustomOp1 for NormRope<'_> {
 /// The pages and positions that the rows of a step see.
 #[derive(Debug)]
 pub struct DecodeTable {
+    /// The layers' window, and whether rows see those of their image.
+    pub seen_by: (Option<usize>, bool),
     /// `[rows, most pages of a span]`; unused ones are `NO_PAGE`.
     pages: Tensor,
     /// First position and end, `[rows, 2]`.
@@ -181,7 +183,8 @@ impl DecodeTable {
         }
         let rows = ranges.len() / 2;
         let pages = Tensor::from_vec(pages, (rows, most), device)?;
-        Ok(Self { pages, ranges: Tensor::from_vec(ranges, (rows, 2), device)?, longest })
+        let ranges = Tensor::from_vec(ranges, (rows, 2), device)?;
+        Ok(Self { seen_by: (window, is_two_way), pages, ranges, longest })
     }
 }
 
