@@ -166,7 +166,7 @@ fn parity(kind: DeviceKind) -> Result<Value, Failure> {
     {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         match load_file(&path, load::Device::Candle(kind), Some(Dtype::F32)) {
-            Err(error) => refused[&name] = json!(error.to_string()),
+            Err(error) => refused[&name] = json!(error.to_string().lines().next()),
             Ok(mut model) => match golden_difference(&mut *model, &path) {
                 Ok(worst) if worst <= LOGITS => differences[&name] = json!(worst),
                 Ok(worst) => wrong.push(format!("{name}: {worst:e}")),
