@@ -2,8 +2,8 @@
 //! PTX.
 //!
 //! Each is a candle operation. Its CUDA part launches the kernel; its CPU part is a plain reference that the kernel is compared
-//! with (examples/device). Elsewhere than on CUDA devices the backend uses candle's own operations. Rows do not depend on
-//! the other rows of a call, to the bit.
+//! with (examples/device). Elsewhere than on CUDA devices the backend uses candle's own operations. A row's product, norm and
+//! rotation have the same bits beside any other rows; the parts of its attention depend on how many rows there are.
 
 #[cfg(feature = "cuda")]
 mod launch;
