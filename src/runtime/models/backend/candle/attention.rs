@@ -41,7 +41,8 @@ fn attend_in_place(
     q: &Tensor,
     spans: &[RowSpan],
 ) -> Result<Option<Tensor>> {
-    if !q.device().is_cuda() || !PagedAttention::takes(kv.shape(spec.store), spans) {
+    let has_kernel = PagedAttention::takes(kv.shape(spec.store), spans) && spec.selected.is_none();
+    if !q.device().is_cuda() || !has_kernel {
         return Ok(None);
     }
     let stores = kv.stores(spec.store)?;
