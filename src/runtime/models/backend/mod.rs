@@ -496,6 +496,19 @@ pub trait Backend: Send + 'static {
     /// Rotates the first `dim` values of every head of `head_dim` values, pairing i with i + dim / 2.
     fn rope(&self, x: &mut Self::Buffer, head_dim: usize, angles: &Self::Angles) -> Result<()>;
 
+    /// Computes `out = rope(rms_norm(x))`, as [`Backend::rms_norm`] with `norm`'s weight and epsilon and [`Backend::rope`] do.
+    fn norm_rope(
+        &self,
+        x: &Self::Buffer,
+        (weight, eps): (&Self::Vector, f32),
+        head_dim: usize,
+        angles: &Self::Angles,
+        out: &mut Self::Buffer,
+    ) -> Result<()> {
+        self.rms_norm(x, weight, eps, out)?;
+        self.rope(out, head_dim, angles)
+    }
+
     /// Writes `k` and `v`, `[rows, num_kv_heads * head_dim]`, to the pages of the store's group. A store whose keys hold
     /// the values does not read `v`.
     fn store_kv(

@@ -6,6 +6,7 @@
 use candle_core::{DType, Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
 
+use super::cuda::PagedAttention;
 use super::kv::CandleKv;
 use super::step::{ReadShape, RowGroup, Slots};
 use super::{AttentionSpec, KvShape, RowSpan};
@@ -17,6 +18,9 @@ pub fn attend(
     q: &Tensor,
     spans: &[RowSpan],
 ) -> Result<Tensor> {
+    if let Some(mixed) = attend_in_place(kv, spec, q, spans)? {
+        return Ok(mixed);
+    }
     let KvShape { num_kv_heads, head_dim, .. } = kv.shape(spec.store);
     let AttentionSpec { num_heads, window, is_two_way, .. } = *spec;
     let shape = ReadShape { num_heads, num_kv_heads, head_dim, window, is_two_way };
@@ -28,6 +32,25 @@ pub fn attend(
         [whole] => Ok(whole.clone()),
         parts => Tensor::cat(parts, 0),
     }
+}
+
+/// Computes the attention of few rows of each sequence by its kernel; `None` where there is none.
+fn attend_in_place(
+    kv: &CandleKv,
+    spec: &AttentionSpec<'_, Tensor>,
+    q: &Tensor,
+    spans: &[RowSpan],
+) -> Result<Option<Tensor>> {
+    let has_kernel = PagedAttention::takes(kv.shape(spec.store), spans) && spec.selected.is_none();
+    if !q.device().is_cuda() || !has_kernel {
+        return Ok(None);
+    }
+    let stores = kv.stores(spec.store)?;
+    let (Some(keys), Some(values)) = (stores.first(), stores.get(1)) else { return Ok(None) };
+    let table = kv.step(spec.store, spans).table(kv.device(), spec.window, spec.is_two_way)?;
+    let AttentionSpec { num_heads, rule, sinks, .. } = *spec;
+    let kernel = PagedAttention { stores: [keys, values], table: &table, num_heads, rule, sinks };
+    kernel.apply(q).map(Some)
 }
 
 fn attend_group(

@@ -8,6 +8,7 @@
 //! candle's errors become [`Error::Backend`].
 
 mod attention;
+pub mod cuda;
 mod kv;
 mod ops;
 mod step;
@@ -198,7 +199,19 @@ impl Backend for Candle {
     }
 
     fn rope(&self, x: &mut CandleBuffer, head_dim: usize, angles: &CandleAngles) -> Result<()> {
-        x.change(|x| angles.get().and_then(|[cos, sin]| ops::rope(x, head_dim, cos, sin)))
+        x.change(|x| angles.get().and_then(|angles| ops::rope(x, head_dim, angles)))
+    }
+
+    fn norm_rope(
+        &self,
+        x: &CandleBuffer,
+        (weight, eps): (&Tensor, f32),
+        head_dim: usize,
+        angles: &CandleAngles,
+        out: &mut CandleBuffer,
+    ) -> Result<()> {
+        let pair = x.get().and_then(|x| Ok((x, angles.get()?)));
+        out.fill(pair.and_then(|(x, angles)| ops::norm_rope(x, (weight, eps), head_dim, angles)))
     }
 
     fn store_kv(

@@ -5,6 +5,7 @@ use candle_core::{Result, Tensor};
 use candle_nn::{ops, rotary_emb};
 
 use super::Activation;
+use super::cuda::NormRope;
 
 /// Computes `x * scale`.
 pub fn scaled(x: &Tensor, scale: f32) -> Result<Tensor> {
@@ -21,8 +22,25 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
     ops::rms_norm(&runs, weight, eps)?.reshape((rows, width))
 }
 
-/// Rotates the first `2 * half` values of every head, pairing i with i + half; `cos` and `sin` are `[rows, half]`.
-pub fn rope(x: &Tensor, head_dim: usize, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
+/// Normalises each run of `weight.len()` values of a row, then rotates every head.
+pub fn norm_rope(
+    x: &Tensor,
+    (weight, eps): (&Tensor, f32),
+    head_dim: usize,
+    angles: &[Tensor; 2],
+) -> Result<Tensor> {
+    if x.device().is_cuda() && weight.dims1()? == head_dim {
+        return NormRope::apply(x, Some((weight, eps)), head_dim, angles);
+    }
+    rope(&rms_norm(x, weight, eps)?, head_dim, angles)
+}
+
+/// Rotates the first `2 * half` values of every head, pairing i with i + half; the angles' cosines and sines are `[rows, half]`.
+pub fn rope(x: &Tensor, head_dim: usize, angles: &[Tensor; 2]) -> Result<Tensor> {
+    if x.device().is_cuda() {
+        return NormRope::apply(x, None, head_dim, angles);
+    }
+    let [cos, sin] = angles;
     let ((rows, width), rotated) = (x.dims2()?, 2 * cos.dim(1)?);
     if rotated > head_dim || head_dim == 0 || !width.is_multiple_of(head_dim) {
         candle_core::bail!("rotation of {rotated} values of heads of {head_dim} in rows of {width}");

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use candle_core::{Device, Result, Tensor};
 
 use super::RowSpan;
+use super::cuda::DecodeTable;
 use crate::backend::PAGE_TOKENS;
 use llmctl_kernel::attention::visible;
 
@@ -31,6 +32,7 @@ pub struct StepIndex {
     spans: Vec<RowSpan>,
     writes: Vec<([usize; 2], Arc<Writes>)>,
     reads: Vec<(ReadShape, Arc<Vec<RowGroup>>)>,
+    tables: Vec<Arc<DecodeTable>>,
 }
 
 /// Slots that a step's rows are written to.
@@ -107,6 +109,22 @@ impl StepIndex {
         let writes = Arc::new(Writes { slots, num_slots });
         self.writes.push((shape, writes.clone()));
         Ok(writes)
+    }
+
+    /// Returns the table of a layer's kernel.
+    pub fn table(
+        &mut self,
+        device: &Device,
+        window: Option<usize>,
+        is_two_way: bool,
+    ) -> Result<Arc<DecodeTable>> {
+        if let Some(known) = self.tables.iter().find(|known| known.seen_by == (window, is_two_way)) {
+            return Ok(known.clone());
+        }
+        check_rows(&self.spans)?;
+        let table = Arc::new(DecodeTable::new(&self.spans, window, is_two_way, device)?);
+        self.tables.push(table.clone());
+        Ok(table)
     }
 
     /// Returns the groups of a layer, in row order.

@@ -7,6 +7,7 @@ use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{DType, Device, Result, Tensor};
 use half::{bf16, f16};
 
+use super::cuda::FusedProduct;
 use crate::tensor::{HostTensor, byte_len};
 use llmctl_base::error::LoadError;
 use llmctl_kernel::{Dtype, dequantize_row};
@@ -114,8 +115,13 @@ impl CandleWeight {
                 DType::F16 => f16_product(x, weight),
                 dtype => x.to_dtype(dtype)?.matmul(&weight.t()?)?.to_dtype(DType::F32),
             },
-            // Bypasses candle's QMatMul, which chooses its method by environment variables.
-            WeightTensor::Blocks(weight) => x.apply_op1_no_bwd(weight),
+            WeightTensor::Blocks(weight) => {
+                match FusedProduct::new(weight, x).filter(|_| x.device().is_cuda()) {
+                    Some(product) => product.apply(x),
+                    // Bypasses candle's QMatMul, which chooses its method by environment variables.
+                    None => x.apply_op1_no_bwd(weight),
+                }
+            }
         }
     }
 }

@@ -121,6 +121,12 @@ impl<B: Backend> Attention<B> {
         [x, space]: [&mut B::Buffer; 2],
     ) -> Result<()> {
         let is_after = self.config.qk_norm == QkNorm::PerHeadAfterRope;
+        if let (Some(norm), Some(rope), false) = (norm, self.config.rope, is_after) {
+            let (head_dim, angles) = (self.config.head_dim, &step.angles[rope]);
+            backend.norm_rope(x, (norm, self.eps), head_dim, angles, space)?;
+            std::mem::swap(x, space);
+            return Ok(());
+        }
         self.normalize(backend, norm.filter(|_| !is_after), [&mut *x, &mut *space])?;
         if let Some(rope) = self.config.rope {
             backend.rope(x, self.config.head_dim, &step.angles[rope])?;
