@@ -29,6 +29,8 @@ const GROUP_VALUES: usize = 1 << 26;
 #[derive(Debug, Default)]
 pub struct StepIndex {
     spans: Vec<RowSpan>,
+    /// First page of each span.
+    pages: Option<Tensor>,
     writes: Vec<([usize; 2], Arc<Writes>)>,
     reads: Vec<(ReadShape, Arc<Vec<RowGroup>>)>,
 }
@@ -107,6 +109,14 @@ impl StepIndex {
         let writes = Arc::new(Writes { slots, num_slots });
         self.writes.push((shape, writes.clone()));
         Ok(writes)
+    }
+
+    /// Returns the page of each span's state.
+    pub fn pages(&mut self, device: &Device) -> Result<Tensor> {
+        let pages = |spans: &[RowSpan]| Tensor::from_iter(spans.iter().map(|span| span.pages[0]), device);
+        let pages = self.pages.take().map_or_else(|| pages(&self.spans), Ok)?;
+        self.pages = Some(pages.clone());
+        Ok(pages)
     }
 
     /// Returns the groups of a layer, in row order.
