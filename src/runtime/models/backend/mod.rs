@@ -478,12 +478,7 @@ pub trait Backend: Send + 'static {
     ) -> Result<()>;
 
     /// Joins the parts of each of `num_heads` heads, the first before the second.
-    fn join_heads(
-        &self,
-        parts: [&Self::Buffer; 2],
-        num_heads: usize,
-        out: &mut Self::Buffer,
-    ) -> Result<()>;
+    fn join_heads(&self, parts: [&Self::Buffer; 2], num_heads: usize, out: &mut Self::Buffer) -> Result<()>;
 
     /// Uploads the angles of a step: `cos` and `sin` are `[rows, dim / 2]`.
     fn angles(&self, cos: &[f32], sin: &[f32], rows: usize, out: &mut Self::Angles) -> Result<()>;

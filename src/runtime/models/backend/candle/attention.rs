@@ -28,7 +28,9 @@ pub fn attend(
         None => Ok(group.mask.clone()),
         Some(selected) => latent::mask(selected, group, spans, kv.device()).map(Some),
     };
-    let parts = groups.iter().map(|group| attend_group(stores, spec, (shape, stored.value_dim()), q, (group, chosen(group)?)));
+    let parts = groups
+        .iter()
+        .map(|group| attend_group(stores, spec, (shape, stored.value_dim()), q, (group, chosen(group)?)));
     let parts = parts.collect::<Result<Vec<_>>>()?;
     match parts.as_slice() {
         [whole] => Ok(whole.clone()),

@@ -158,7 +158,9 @@ impl CandleKv {
         }
         match spans {
             [span] => self.state(layer, span.pages[0]),
-            _ => self.stores(layer)?[0].squeeze(0)?.index_select(&self.step(layer, spans).pages(&self.device)?, 0),
+            _ => self.stores(layer)?[0]
+                .squeeze(0)?
+                .index_select(&self.step(layer, spans).pages(&self.device)?, 0),
         }
     }
 

@@ -20,8 +20,8 @@ use std::ops::Range;
 use candle_core::{Device, Tensor};
 
 use super::{
-    Activation, AttentionSpec, Backend, ConvSpec, DeltaShape, DeltaSpec, IndexerSpec, KvLayout, KvShape, KvType,
-    LowRankChange, PageId, Product, RowSpan, SelectedKeys, SsmShape, SsmSpec,
+    Activation, AttentionSpec, Backend, ConvSpec, DeltaShape, DeltaSpec, IndexerSpec, KvLayout, KvShape,
+    KvType, LowRankChange, PageId, Product, RowSpan, SelectedKeys, SsmShape, SsmSpec,
 };
 use crate::tensor::{HostTensor, SharedBytes};
 use llmctl_base::error::{Error, LoadError, Result};

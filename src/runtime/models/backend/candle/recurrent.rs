@@ -65,7 +65,12 @@ impl<'a> StateGroup<'a> {
     }
 
     /// Keeps what the drafted rows feed to a state.
-    fn keep(&self, kv: &mut CandleKv, store: usize, inputs: impl FnOnce() -> Result<DraftedInputs>) -> Result<()> {
+    fn keep(
+        &self,
+        kv: &mut CandleKv,
+        store: usize,
+        inputs: impl FnOnce() -> Result<DraftedInputs>,
+    ) -> Result<()> {
         if self.num_known < self.rows {
             let pages = self.spans.iter().map(|span| span.pages[0]).collect();
             kv.drafted_mut(store).push(Drafted { pages, inputs: inputs()? });
@@ -75,7 +80,12 @@ impl<'a> StateGroup<'a> {
 }
 
 /// Computes a causal convolution over each channel.
-pub fn convolve(kv: &mut CandleKv, spec: &ConvSpec<'_, Tensor>, x: &Tensor, spans: &[RowSpan]) -> Result<Tensor> {
+pub fn convolve(
+    kv: &mut CandleKv,
+    spec: &ConvSpec<'_, Tensor>,
+    x: &Tensor,
+    spans: &[RowSpan],
+) -> Result<Tensor> {
     kv.drafted_mut(spec.store).clear();
     let mut parts = Vec::new();
     for group in StateGroup::of_step(spans) {
@@ -143,11 +153,13 @@ pub fn ssm_scan(
 ) -> Result<Tensor> {
     let SsmShape { heads, head_dim, groups, state_dim } = spec.shape;
     let [least, most] = spec.step_limits.map(f64::from);
-    let step = ops::activated(Activation::Softplus, &step.broadcast_add(spec.step_bias)?)?.clamp(least, most)?;
+    let step =
+        ops::activated(Activation::Softplus, &step.broadcast_add(spec.step_bias)?)?.clamp(least, most)?;
     let decay = step.broadcast_mul(spec.fading)?.neg()?;
     let x = xbc.narrow(1, 0, spec.shape.inner())?.reshape(((), heads, head_dim))?;
     let value = x.broadcast_mul(&step.unsqueeze(2)?)?.flatten_from(1)?;
-    let part = |first: usize| xbc.narrow(1, spec.shape.inner() + first * groups * state_dim, groups * state_dim);
+    let part =
+        |first: usize| xbc.narrow(1, spec.shape.inner() + first * groups * state_dim, groups * state_dim);
     let (key, query) = (part(0)?, part(1)?);
     let out = run_heads(kv, spec.store, [heads, state_dim, head_dim], spans, |group| {
         let spread = |x: &Tensor| spread_heads(&group.of(x)?, [groups, heads], false);
@@ -298,9 +310,8 @@ impl HeadRows {
         let (heads, rows, _) = self.key.dims3()?;
         let len = rows.min(CHUNK);
         let count = rows.div_ceil(len);
-        let chunks = self.map(|x| {
-            x.pad_with_zeros(1, 0, count * len - rows)?.reshape((heads * count, len, x.dim(2)?))
-        })?;
+        let chunks = self
+            .map(|x| x.pad_with_zeros(1, 0, count * len - rows)?.reshape((heads * count, len, x.dim(2)?)))?;
         let HeadRows { key, query, value, decay, rate } = chunks;
         let triangle = Tensor::tril2(len, DType::F32, key.device())?;
         // Logarithms of what is left, after each row, of the state before the chunk.
@@ -328,7 +339,8 @@ impl HeadRows {
         let mut state = state;
         let mut outs = Vec::new();
         for chunk in 0..count {
-            let of = |x: &Tensor| x.reshape((heads, count, x.dim(1)?, x.dim(2)?))?.narrow(1, chunk, 1)?.squeeze(1);
+            let of =
+                |x: &Tensor| x.reshape((heads, count, x.dim(1)?, x.dim(2)?))?.narrow(1, chunk, 1)?.squeeze(1);
             let written = match &recalled {
                 None => of(&value)?,
                 Some(recalled) => (of(&value)? - of(recalled)?.matmul(&state)?)?,
