@@ -466,9 +466,12 @@ fn state_span(rows: Range<usize>, start: usize, num_drafted: usize, page: u32) -
     RowSpan { rows, start, num_drafted, pages: vec![page], seen_besides: Vec::new() }
 }
 
+/// The spans of a step, and how many drafted rows are kept over which pages.
+type StateStep = (Vec<RowSpan>, Vec<(u32, usize)>);
+
 /// Steps over sequences with states: prompts of unequal length, with chunks and without; single rows together, beside a new
 /// prompt in a page that was used; drafted rows, some of which are kept, alone and behind a prompt; and what goes on from them.
-fn state_steps() -> Vec<(Vec<RowSpan>, Vec<(u32, usize)>)> {
+fn state_steps() -> Vec<StateStep> {
     vec![
         (vec![state_span(0..40, 0, 0, 3), state_span(40..47, 0, 0, 0), state_span(47..117, 0, 0, 9)], vec![]),
         (vec![state_span(0..1, 40, 0, 3), state_span(1..2, 7, 0, 0), state_span(2..3, 70, 0, 9)], vec![]),
