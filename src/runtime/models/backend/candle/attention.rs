@@ -7,7 +7,6 @@ use candle_core::{DType, Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
 
 use super::kv::CandleKv;
-use super::latent;
 use super::step::{ReadShape, RowGroup, Slots};
 use super::{AttentionSpec, RowSpan};
 
@@ -26,7 +25,7 @@ pub fn attend(
     let stores = kv.stores(spec.store)?;
     let chosen = |group: &RowGroup| match spec.selected {
         None => Ok(group.mask.clone()),
-        Some(selected) => latent::mask(selected, group, spans, kv.device()).map(Some),
+        Some(selected) => group.chosen(selected, spans, kv.device()).map(Some),
     };
     let parts = groups
         .iter()

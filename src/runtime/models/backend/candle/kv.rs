@@ -10,7 +10,7 @@ use std::cell::{RefCell, RefMut};
 use candle_core::{DType, Device, Result, Tensor};
 use half::f16;
 
-use super::recurrent::Drafted;
+use super::heads::Drafted;
 use super::step::StepIndex;
 use super::{KvLayout, KvShape, KvType, RowSpan};
 use crate::backend::{PAGE_TOKENS, PageId, Store, StoreShape};

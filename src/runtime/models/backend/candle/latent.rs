@@ -1,10 +1,10 @@
 //! Latent attention: products by head, and the choice of an indexer, which is made on the host from scores of the device.
 
-use candle_core::{Device, Result, Tensor};
+use candle_core::{Result, Tensor};
 
 use super::attention::gather;
 use super::kv::CandleKv;
-use super::step::{ReadShape, RowGroup};
+use super::step::ReadShape;
 use super::weight::CandleWeight;
 use super::{IndexerSpec, RowSpan, SelectedKeys};
 use llmctl_kernel::attention::choose_highest;
@@ -44,7 +44,7 @@ pub fn select_keys(
         let products = q.matmul(&keys.t()?)?.relu()?.reshape((batch * rows, heads, group.seen))?;
         let weights = weights.narrow(0, first, batch * rows)?.unsqueeze(2)?;
         let scores = products.broadcast_mul(&weights)?.sum(1)?.to_vec2::<f32>()?;
-        for (row, position) in positions(group, spans) {
+        for (row, position) in group.positions(spans) {
             if position >= top_k {
                 let chosen = &mut out.positions[row * top_k..][..top_k];
                 choose_highest(&scores[row - first][..=position], &mut order, chosen);
@@ -52,24 +52,4 @@ pub fn select_keys(
         }
     }
     Ok(())
-}
-
-/// Returns a group's mask, `[1, batch, 1, rows, seen]`: 0 for the positions that a row has chosen, minus infinity for the
-/// others.
-pub fn mask(selected: &SelectedKeys, group: &RowGroup, spans: &[RowSpan], device: &Device) -> Result<Tensor> {
-    let mut mask = vec![f32::NEG_INFINITY; group.rows.len() * group.seen];
-    for ((row, position), mask) in positions(group, spans).zip(mask.chunks_exact_mut(group.seen)) {
-        match selected.of_row(row, position) {
-            None => mask[..=position].fill(0.0),
-            Some(chosen) => chosen.iter().for_each(|chosen| mask[*chosen as usize] = 0.0),
-        }
-    }
-    Tensor::from_vec(mask, (1, group.batch, 1, group.rows.len() / group.batch, group.seen), device)
-}
-
-/// Iterates over a group's rows with their positions. A group without a window sees all positions from 0 on.
-fn positions<'a>(group: &RowGroup, spans: &'a [RowSpan]) -> impl Iterator<Item = (usize, usize)> + use<'a> {
-    let rows = group.rows.clone();
-    let of_span = |span: &'a RowSpan| span.rows.clone().map(|row| (row, span.start + row - span.rows.start));
-    spans.iter().flat_map(of_span).filter(move |(row, _)| rows.contains(row))
 }

@@ -8,6 +8,7 @@
 //! candle's errors become [`Error::Backend`].
 
 mod attention;
+mod heads;
 mod kv;
 mod latent;
 mod ops;
