@@ -2,37 +2,65 @@
 //! models against the reference's logits. Run on candle's CPU device, which shares all of our code with its GPUs.
 
 use std::fmt::Write;
+use std::ops::Range;
 
 use candle_core::Device;
 use llmctl_kernel::attention::ScoreRule;
 use llmctl_models::backend::candle::{Candle, DeviceKind};
 use llmctl_models::backend::cpu::Cpu;
 use llmctl_models::backend::{
-    Activation, AttentionSpec, Backend, KvLayout, KvShape, KvValues, LowRankChange, Product, RowSpan, Store,
-    StoreShape, WeightedRows,
+    Activation, AttentionSpec, Backend, ConvSpec, DeltaShape, DeltaSpec, IndexerSpec, KvLayout, KvShape,
+    KvValues, LowRankChange, Product, RowSpan, SelectedKeys, SsmShape, SsmSpec, Store, StoreShape,
+    WeightedRows,
 };
 use llmctl_models::load;
 use llmctl_models::load::quantize::convert;
 use llmctl_models::tensor::HostTensor;
 
 use crate::common;
-use crate::common::golden::{
-    GoldenPrompt, checkpoint, feed, is_latent, is_recurrent, last_logits, without_states,
-};
+use crate::common::golden::{GoldenPrompt, checkpoint, feed, last_logits, reference_checkpoint};
 use crate::common::prelude::*;
+use crate::parity_table::tolerance;
 
 /// Float operations: relative to the largest value of the result, for another order of summation and another `exp`.
 const FLOAT: f32 = 2e-6;
+
+/// Recurrent states: prompts are taken in by chunks, whose sums of decays are differences of larger ones. Measured: at most 1.3e-6.
+const STATES: f32 = 4e-6;
 
 /// Of two-byte weights, which the CPU backend takes as 14 bits of the largest of 32 values, and activations too.
 const HALF: f32 = 2e-4;
 /// Products with quantised matrices: candle rounds the input to 8 bits per block too, our kernels do not.
 const BLOCKS: f32 = 1e-2;
-/// Logits of float models, absolute: the bound of the parity table.
-const LOGITS: f32 = 1e-4;
+/// Checkpoints whose logits are further from the reference's than on the CPU, which computes in f64 what states take in; norms
+/// of random weights magnify the rounding. Measured: 1.1e-4 and 1.9e-4, on the CPU 8.2e-5 and 9.2e-5.
+const ROUNDED_STATES: [(&str, f32); 2] = [("qwen3.5", 2e-4), ("qwen3.5-moe", 3e-4)];
 /// Logits of quantised models, root mean square relative to the logits': [`BLOCKS`] through all layers. Measured at most
 /// 5.6e-2 on these checkpoints, whose rows are one to three blocks; rounding the weights to q8_0 moves them by 7e-2.
 const BLOCK_LOGITS: f32 = 8e-2;
+
+/// Bound of the logits of float models, absolute: that of the parity table, with few exceptions.
+pub fn bound(family: &str) -> f32 {
+    let rounded = ROUNDED_STATES.iter().find(|row| row.0 == family);
+    rounded.map_or_else(|| tolerance(family), |row| row.1)
+}
+
+/// What went wrong in any family, said together.
+#[derive(Default)]
+struct Wrong(Vec<String>);
+
+impl Wrong {
+    fn check(&mut self, what: String, distance: f32, bound: f32) {
+        if distance.is_nan() || distance > bound {
+            self.0.push(format!("{what}: {distance:e} above {bound:e}"));
+        }
+    }
+
+    #[track_caller]
+    fn assert_none(&self) {
+        assert!(self.0.is_empty(), "{}", self.0.join("\n"));
+    }
+}
 
 fn candle() -> Candle {
     Candle::new(Device::Cpu).unwrap()
@@ -50,8 +78,9 @@ fn load_candle(path: &Path, dtype: Option<Dtype>) -> Box<dyn Model> {
 
 #[test]
 fn candle_reproduces_the_reference_in_any_chunks() {
-    for family in without_states() {
-        let folder = checkpoint(family);
+    let mut wrong = Wrong::default();
+    for family in families() {
+        let (folder, _copy) = reference_checkpoint(family);
         let mut model = load_candle(&folder, Some(Dtype::F32));
         let mut line = format!("{family:<13}");
         for prompt in golden_prompts(&folder) {
@@ -59,32 +88,39 @@ fn candle_reproduces_the_reference_in_any_chunks() {
                 let logits = Fed::new(&mut *model).feed(&prompt.tokens, chunk);
                 let worst = worst_difference(&prompt, &logits);
                 let _ = write!(line, " {worst:.1e}");
-                assert!(worst <= LOGITS, "{family} {} in chunks of {chunk}: {worst:e}", prompt.name);
+                wrong.check(format!("{family} {} in chunks of {chunk}", prompt.name), worst, bound(family));
             }
         }
         eprintln!("{line}");
     }
+    wrong.assert_none();
 }
 
 /// Sequences share every step with chunks of unequal length, single rows among them, and take pages in turns, so that none
 /// lies in consecutive pages.
 #[test]
 fn candle_keeps_the_sequences_of_a_batch_apart() {
-    for family in without_states() {
-        let folder = checkpoint(family);
+    let mut wrong = Wrong::default();
+    for family in families() {
+        let (folder, _copy) = reference_checkpoint(family);
         let mut model = load_candle(&folder, Some(Dtype::F32));
         let prompts = golden_prompts(&folder);
         let prompts = [2, 1, 0, 2, 2].map(|index| &prompts[index]);
         for (prompt, logits) in prompts.iter().zip(feed_together(&mut *model, &prompts)) {
-            let worst = worst_difference(prompt, &logits);
-            assert!(worst <= LOGITS, "{family} {}: {worst:e}", prompt.name);
+            wrong.check(
+                format!("{family} {}", prompt.name),
+                worst_difference(prompt, &logits),
+                bound(family),
+            );
         }
     }
+    wrong.assert_none();
 }
 
 #[test]
 fn candle_misses_no_rows_that_are_not_wanted() {
-    for family in without_states() {
+    let mut wrong = Wrong::default();
+    for family in families() {
         let folder = checkpoint(family);
         let prompt = golden_prompts(&folder).pop().expect("the long prompt").tokens;
         let [all, last] = [true, false].map(|all| {
@@ -92,48 +128,44 @@ fn candle_misses_no_rows_that_are_not_wanted() {
             let mut table = PageTable::new(&page_pool(&*model, 64));
             last_logits(&mut *model, &mut table, &prompt, all)
         });
-        let difference = largest_difference(&all, &last);
-        assert!(!all.is_empty() && difference <= LOGITS, "{family}: {difference:e}");
+        assert!(!all.is_empty(), "{family}");
+        wrong.check(family.to_owned(), largest_difference(&all, &last), bound(family));
     }
+    wrong.assert_none();
 }
 
 #[test]
-fn candle_refuses_recurrent_layers_and_says_where_they_run() {
-    for family in families().filter(|family| is_recurrent(family)) {
-        let options = LoadOptions { device: load::Device::Candle(DeviceKind::Cpu), ..exact() };
-        let error = load_model(&checkpoint(family), &options).err().expect("refused").to_string();
-        assert!(error.contains("recurrent") && error.contains("CPU"), "{family}: {error}");
-    }
-}
-
-#[test]
-fn candle_refuses_latent_attention_and_says_where_it_runs() {
-    for family in families().filter(|family| is_latent(family) && !is_recurrent(family)) {
-        let options = LoadOptions { device: load::Device::Candle(DeviceKind::Cpu), ..exact() };
-        let error = load_model(&checkpoint(family), &options).err().expect("refused").to_string();
-        assert!(error.contains("latent attention") && error.contains("CPU"), "{family}: {error}");
-    }
-}
-
-#[test]
-fn candle_refuses_block_quantised_kv_by_name() {
-    let device = load::Device::Candle(DeviceKind::Cpu);
-    let options = LoadOptions { device, kv_type: KvType::Q8_0, ..exact() };
-    let error = load_model(&parity_folder().join("llama"), &options).err().expect("refused");
-    assert!(error.to_string().contains("q8_0"), "{error}");
+fn candle_keeps_kv_in_f16_instead_of_blocks_and_says_so() {
+    let load = |kv_type| {
+        let device = load::Device::Candle(DeviceKind::Cpu);
+        load_model(&parity_folder().join("llama"), &LoadOptions { device, kv_type, ..exact() })
+            .expect("loads")
+    };
+    let [mut blocks, mut halves] = [KvType::Q8_0, KvType::F16].map(load);
+    let notices: Vec<String> = blocks.notices.iter().map(ToString::to_string).collect();
+    assert!(notices.iter().any(|notice| notice.contains("q8_0") && notice.contains("f16")), "{notices:?}");
+    assert!(halves.notices.is_empty(), "{:?}", halves.notices);
+    assert_eq!(blocks.fingerprint, halves.fingerprint);
+    let tokens = &golden_prompts(&parity_folder().join("llama"))[1].tokens;
+    let [blocks, halves] =
+        [&mut blocks, &mut halves].map(|loaded| Fed::new(&mut *loaded.model).feed(tokens, usize::MAX));
+    assert_eq!(blocks, halves);
 }
 
 /// Two sequences share their beginning up to the middle of a page; the first to go on gets a copy of it.
 #[test]
 fn forked_sequences_do_not_write_into_each_other() {
-    let folder = parity_folder().join("gemma3");
-    for (mut model, kv_type) in [KvType::F32, KvType::F16].into_iter().flat_map(|kv_type| {
+    let families = ["gemma3", "qwen3.5", "nemotron-h-moe", "kimi-linear", "mistral4", "deepseek3.2"];
+    let each =
+        families.into_iter().flat_map(|family| [KvType::F32, KvType::F16].map(|kv_type| (family, kv_type)));
+    for (family, mut model, kv_type) in each.flat_map(|(family, kv_type)| {
         let devices = [load::Device::Cpu(common::cpu(1)), load::Device::Candle(DeviceKind::Cpu)];
         devices.map(|device| {
             let options = LoadOptions { device, kv_type, ..exact() };
-            (load_model(&folder, &options).expect("loads").model, kv_type)
+            (family, load_model(&checkpoint(family), &options).expect("loads").model, kv_type)
         })
     }) {
+        let folder = checkpoint(family);
         let tokens = &golden_prompts(&folder)[2].tokens;
         let (shared, rest) = tokens.split_at(50);
         let other: Vec<u32> = rest.iter().rev().copied().collect();
@@ -149,7 +181,7 @@ fn forked_sequences_do_not_write_into_each_other() {
         let mut fork = table.fork();
         let forked = feed(&mut *model, &mut fork, &other);
         let kept = feed(&mut *model, &mut table, rest);
-        assert_eq!([kept, forked], expected, "{}", kv_type.name());
+        assert_eq!([kept, forked], expected, "{family} {}", kv_type.name());
     }
 }
 
@@ -184,9 +216,8 @@ fn feed_together(model: &mut dyn Model, prompts: &[&GoldenPrompt]) -> Vec<Vec<f3
 /// activations comes on top.
 #[test]
 fn candle_reads_gguf_as_the_cpu_backend_does() {
-    let mut seen = Vec::new();
-    for (family, dtype) in
-        without_states().flat_map(|family| ["f32", "q8_0", "q4_0"].map(|dtype| (family, dtype)))
+    let (mut seen, mut wrong) = (Vec::new(), Wrong::default());
+    for (family, dtype) in families().flat_map(|family| ["f32", "q8_0", "q4_0"].map(|dtype| (family, dtype)))
     {
         let Some(path) = parity_gguf(&format!("{family}-{dtype}.gguf")) else { continue };
         seen.push(dtype);
@@ -198,12 +229,14 @@ fn candle_reads_gguf_as_the_cpu_backend_does() {
             let exact = largest_difference(&Fed::new(&mut *widened).feed(&prompt.tokens, 7), &expected);
             let rounded = relative_distance(&Fed::new(&mut *model).feed(&prompt.tokens, 7), &expected);
             let _ = write!(line, "  {exact:.1e} {rounded:.1e}");
+            let what = format!("{family} {dtype} {}", prompt.name);
             // Each may be as far from the reference, on opposite sides.
-            assert!(exact <= 2.0 * LOGITS, "{family} {dtype} {}: {exact:e}", prompt.name);
-            assert!(rounded <= BLOCK_LOGITS, "{family} {dtype} {}: {rounded:e}", prompt.name);
+            wrong.check(format!("{what}, widened"), exact, 2.0 * bound(family));
+            wrong.check(what, rounded, BLOCK_LOGITS);
         }
         eprintln!("{line}");
     }
+    wrong.assert_none();
     assert!(["f32", "q8_0", "q4_0"].iter().all(|dtype| seen.contains(dtype)), "{seen:?}");
 }
 
@@ -428,12 +461,205 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
     }
 }
 
+/// Rows of a span with a state in `page`, the last of which are drafted.
+fn state_span(rows: Range<usize>, start: usize, num_drafted: usize, page: u32) -> RowSpan {
+    RowSpan { rows, start, num_drafted, pages: vec![page], seen_besides: Vec::new() }
+}
+
+/// The spans of a step, and how many drafted rows are kept over which pages.
+type StateStep = (Vec<RowSpan>, Vec<(u32, usize)>);
+
+/// Steps over sequences with states: prompts of unequal length, with chunks and without; single rows together, beside a new
+/// prompt in a page that was used; drafted rows, some of which are kept, alone and behind a prompt; and what goes on from them.
+fn state_steps() -> Vec<StateStep> {
+    vec![
+        (vec![state_span(0..40, 0, 0, 3), state_span(40..47, 0, 0, 0), state_span(47..117, 0, 0, 9)], vec![]),
+        (vec![state_span(0..1, 40, 0, 3), state_span(1..2, 7, 0, 0), state_span(2..3, 70, 0, 9)], vec![]),
+        (
+            vec![state_span(0..6, 41, 5, 3), state_span(6..12, 8, 5, 0), state_span(12..48, 0, 2, 9)],
+            vec![(3, 5), (0, 2), (9, 1)],
+        ),
+        (
+            vec![state_span(0..1, 47, 0, 3), state_span(1..2, 11, 0, 0), state_span(2..5, 35, 3, 9)],
+            vec![(9, 3)],
+        ),
+        (vec![state_span(0..1, 38, 0, 9)], vec![]),
+    ]
+}
+
+impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
+    /// Runs `compute` over the steps, on rows of these widths, and records its results.
+    fn with_states(
+        &mut self,
+        what: &str,
+        len: usize,
+        widths: &[usize],
+        compute: impl Fn(&B, &mut B::Kv, &[B::Buffer], &[RowSpan], &mut B::Buffer),
+    ) {
+        let store = |len| Store { shape: StoreShape::State(len), group: 0 };
+        let layout = KvLayout { stores: vec![store(3), store(len)], num_groups: 1 };
+        let mut kv = self.backend.kv(&layout, KvType::F16).unwrap();
+        // The store beside has states of its own, which every step must leave a record for.
+        let kernel = self.vector(2 * 3);
+        for (step, (spans, kept)) in state_steps().iter().enumerate() {
+            let rows = spans[spans.len() - 1].rows.end;
+            let inputs: Vec<B::Buffer> = widths.iter().map(|width| self.rows(rows, *width, 2.0)).collect();
+            let (beside, mut out) = (self.rows(rows, 3, 1.0), self.backend.buffer());
+            let conv = ConvSpec { store: 0, kernel: &kernel, bias: None, silu: false };
+            self.backend.convolve(&mut kv, &conv, &beside, spans, &mut out).unwrap();
+            compute(self.backend, &mut kv, &inputs, spans, &mut out);
+            self.record(format!("{what} step {step}"), STATES, &out);
+            for (page, count) in kept {
+                self.backend.keep_drafted(&mut kv, 0, *page, *count).unwrap();
+            }
+            if step == 2 {
+                assert!(self.backend.keep_drafted(&mut kv, 0, 3, 6).is_err(), "{what}: five were drafted");
+                self.backend.copy_page(&mut kv, 0, 9, 4).unwrap();
+                let (mut bytes, mut copy) = (Vec::new(), Vec::new());
+                self.backend.export_page(&kv, 0, 9, &mut bytes).unwrap();
+                self.backend.export_page(&kv, 0, 4, &mut copy).unwrap();
+                assert_eq!((bytes.len(), &bytes), (layout.page_bytes(0, KvType::F16), &copy), "{what}");
+                self.backend.import_page(&mut kv, 0, 9, bytes.into()).unwrap();
+            }
+        }
+    }
+
+    fn states(&mut self) {
+        for (silu, has_bias) in [(true, true), (false, false)] {
+            let (kernel, bias) = (self.vector(4 * 10), self.vector(10));
+            self.with_states(&format!("convolve {silu}"), 30, &[10], |backend, kv, inputs, spans, out| {
+                let spec = ConvSpec { store: 1, kernel: &kernel, bias: has_bias.then_some(&bias), silu };
+                backend.convolve(kv, &spec, &inputs[0], spans, out).unwrap();
+            });
+        }
+        for (tiled, decays, decay_bound) in [
+            (true, 1, None),
+            (false, 1, None),
+            (false, 8, None),
+            (false, 8, Some(-5.0)),
+            (false, 1, Some(-5.0)),
+        ] {
+            let shape = DeltaShape { key_heads: 2, value_heads: 4, key_dim: 8, value_dim: 12, tiled };
+            let fading: Vec<f32> = self.random(4).iter().map(|value| 1.0 + value).collect();
+            let (fading, bias) = (self.backend.vector(fading).unwrap(), self.vector(4 * decays));
+            let what = format!("delta {tiled} {decays} {decay_bound:?}");
+            let widths = [shape.conv_width(), 4, 4 * decays];
+            self.with_states(&what, shape.state_len(), &widths, |backend, kv, inputs, spans, out| {
+                let spec = DeltaSpec { store: 1, shape, fading: &fading, decay_bound, decay_bias: &bias };
+                let [qkv, rate, decay] = inputs else { panic!("three widths") };
+                backend.delta_rule(kv, &spec, [qkv, rate, decay], spans, out).unwrap();
+            });
+        }
+        for step_limits in [[0.0, f32::INFINITY], [0.1, 0.8]] {
+            let shape = SsmShape { heads: 6, head_dim: 5, groups: 2, state_dim: 7 };
+            let fading: Vec<f32> = self.random(6).iter().map(|value| 20.0 + 19.0 * value).collect();
+            let fading = self.backend.vector(fading).unwrap();
+            let [step_bias, skip] = [(); 2].map(|()| self.vector(6));
+            let widths = [shape.conv_width(), 6];
+            self.with_states(
+                &format!("ssm {step_limits:?}"),
+                shape.state_len(),
+                &widths,
+                |backend, kv, inputs, spans, out| {
+                    let spec = SsmSpec {
+                        store: 1,
+                        shape,
+                        fading: &fading,
+                        step_bias: &step_bias,
+                        step_limits,
+                        skip: &skip,
+                    };
+                    let [xbc, step] = inputs else { panic!("two widths") };
+                    backend.ssm_scan(kv, &spec, [xbc, step], spans, out).unwrap();
+                },
+            );
+        }
+    }
+
+    /// Products by head, and attention over rows that hold keys and values together, or narrow values, with a choice and without.
+    fn latent(&mut self) {
+        let mut out = self.backend.buffer();
+        for (dtype, tolerance) in [(Dtype::F32, FLOAT), (Dtype::F16, HALF), (Dtype::Q8_0, BLOCKS)] {
+            let heads = (0..3).map(|_| self.weight(dtype, 24, 32)).collect();
+            let heads = self.backend.head_weights(heads).unwrap();
+            for rows in [1, 9] {
+                let x = self.rows(rows, 96, 2.0);
+                self.backend.matmul_heads(&x, &heads, &mut out).unwrap();
+                self.record(format!("matmul_heads {} x {rows}", dtype.name()), tolerance, &out);
+            }
+        }
+        let (first, second) = (self.rows(5, 12, 1.0), self.rows(5, 9, 1.0));
+        self.backend.join_heads([&first, &second], 3, &mut out).unwrap();
+        self.record("join_heads", 0.0, &out);
+        let (x, weight) = (self.rows(5, 24, 3.0), self.vector(24));
+        self.backend.rms_norm_groups(&x, &weight, 4, 1e-5, &mut out).unwrap();
+        self.record("rms_norm_groups", FLOAT, &out);
+        self.chosen_attention();
+    }
+
+    fn chosen_attention(&mut self) {
+        let span =
+            |rows, start, pages: &[u32]| RowSpan { pages: pages.to_vec(), ..state_span(rows, start, 0, 0) };
+        let steps = [
+            vec![span(0..60, 0, &[5, 2]), span(60..67, 0, &[0])],
+            vec![span(0..1, 60, &[5, 2]), span(1..2, 7, &[0]), span(2..42, 0, &[7, 8])],
+        ];
+        for (values, top_k) in [
+            (KvValues::InKeys(16), None),
+            (KvValues::InKeys(16), Some(12)),
+            (KvValues::InKeys(16), Some(50)),
+            (KvValues::Narrow(10), None),
+        ] {
+            let store = |num_kv_heads, head_dim, values| {
+                let shape = KvShape { num_kv_heads, head_dim, values };
+                Store { shape: StoreShape::Rows(shape), group: 0 }
+            };
+            let num_kv_heads = if values == KvValues::Narrow(10) { 2 } else { 1 };
+            let stores = vec![store(num_kv_heads, 24, values), store(1, 8, KvValues::None)];
+            let layout = KvLayout { stores, num_groups: 1 };
+            let mut kv = self.backend.kv(&layout, KvType::F32).unwrap();
+            for (step, spans) in steps.iter().enumerate() {
+                let (what, rows) =
+                    (format!("{values:?} {top_k:?} step {step}"), spans[spans.len() - 1].rows.end);
+                let widths = [num_kv_heads * 24, num_kv_heads * 10, 6 * 24];
+                let [k, v, q] = widths.map(|width| self.rows(rows, width, 2.0));
+                let [keys, queries, weights] = [8, 3 * 8, 3].map(|width| self.rows(rows, width, 1.0));
+                self.backend.store_kv(&mut kv, 0, &k, &v, spans).unwrap();
+                self.backend.store_kv(&mut kv, 1, &keys, &keys, spans).unwrap();
+                let mut selected = SelectedKeys::default();
+                if let Some(top_k) = top_k {
+                    let spec = IndexerSpec { store: 1, top_k };
+                    self.backend.select_keys(&kv, &spec, [&queries, &weights], spans, &mut selected).unwrap();
+                    let beyond = spans.iter().flat_map(|span| span.first_beyond(top_k)..span.rows.end);
+                    let chosen = beyond.flat_map(|row| selected.positions[row * top_k..][..top_k].to_vec());
+                    let values = chosen.map(|position| position as f32).collect();
+                    self.outputs.push(Output { what: format!("select_keys {what}"), tolerance: 0.0, values });
+                }
+                let spec = AttentionSpec {
+                    store: 0,
+                    num_heads: 6,
+                    rule: ScoreRule { scale: 0.5, softcap: None },
+                    window: None,
+                    is_two_way: false,
+                    sinks: None,
+                    selected: top_k.map(|_| &selected),
+                };
+                let mut out = self.backend.buffer();
+                self.backend.attend(&kv, &spec, &q, spans, &mut out).unwrap();
+                self.record(format!("attend {what}"), 4.0 * FLOAT, &out);
+            }
+        }
+    }
+}
+
 fn outputs<B: Backend<Buffer: Clone>>(backend: &B) -> Vec<Output> {
     let mut bench = Bench { backend, random: 0x9e37_79b9, outputs: Vec::new() };
     bench.weights();
     bench.elements();
     bench.attention();
     bench.changes();
+    bench.states();
+    bench.latent();
     bench.outputs
 }
 
@@ -445,15 +671,14 @@ fn largest(values: &[f32]) -> f32 {
 fn every_operation_of_candle_agrees_with_the_cpu_backend() {
     let (expected, got) = (outputs(&cpu()), outputs(&candle()));
     assert_eq!(expected.len(), got.len());
-    let mut wrong = Vec::new();
+    let mut wrong = Wrong::default();
     for (expected, got) in expected.iter().zip(&got) {
-        let relative = largest_difference(&got.values, &expected.values) / largest(&expected.values);
+        let relative = largest_difference(&got.values, &expected.values)
+            / largest(&expected.values).max(f32::MIN_POSITIVE);
         eprintln!("{:<50} {relative:.1e}", expected.what);
-        if relative > expected.tolerance {
-            wrong.push(format!("{}: {relative:e} above {:e}", expected.what, expected.tolerance));
-        }
+        wrong.check(expected.what.clone(), relative, expected.tolerance);
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    wrong.assert_none();
 }
 
 /// As on a GPU, where two-byte weights stay: input and result of a product are rounded to f16 (candle has no bf16 products

@@ -8,6 +8,7 @@ mod assistant;
 mod candle_backend;
 #[cfg(feature = "candle-families")]
 mod candle_families;
+mod candle_sessions;
 mod chat;
 mod cli;
 mod config;

@@ -14,9 +14,8 @@ pub fn families() -> impl Iterator<Item = &'static str> {
     in_repository().chain(others.map(|(family, ..)| family).filter(|family| checkpoint(family).is_dir()))
 }
 
-/// Checkpoints whose families run natively, where they are, and what is special: `recurrent` layers keep a state (for the CPU only, and
-/// sequences go back only to where a state was left); `experts`: where a router is undecided, a rounding sends a token to
-/// another; `latent` attention, and values narrower than keys, are for the CPU only.
+/// Checkpoints whose families run natively, where they are, and what is special: `recurrent` layers keep a state, and sequences go
+/// back only to where a state was left; `experts`: where a router is undecided, a rounding sends a token to another.
 fn natives() -> Vec<(&'static str, &'static str, Vec<&'static str>)> {
     listed("checkpoints", "native")
 }
@@ -39,16 +38,6 @@ pub fn is_recurrent(family: &str) -> bool {
 /// Returns whether a checkpoint is one of those with experts.
 pub fn has_experts(family: &str) -> bool {
     has(family, "experts")
-}
-
-/// Returns whether a checkpoint is one of those with latent attention.
-pub fn is_latent(family: &str) -> bool {
-    has(family, "latent")
-}
-
-/// Iterates over the checkpoints that candle's devices run.
-pub fn without_states() -> impl Iterator<Item = &'static str> {
-    families().filter(|family| !is_recurrent(family) && !is_latent(family))
 }
 
 /// One prompt with what the reference computed.

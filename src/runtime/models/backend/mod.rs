@@ -16,10 +16,6 @@ pub use llmctl_kernel::gemm::WeightedRows;
 pub use llmctl_kernel::math::Activation;
 pub use llmctl_kernel::texts::{Reach, TextHeads};
 
-/// Refusals of backends that keep rows of keys and values only.
-const NO_STATES: &str = "models with recurrent layers run on the CPU only";
-const NO_LATENT: &str = "models with latent attention, or values narrower than keys, run on the CPU only";
-
 /// Index of a page in the storage of its group.
 pub type PageId = u32;
 
@@ -343,12 +339,14 @@ pub fn add_feed_forward_in_steps<B: Backend + ?Sized>(
     backend.add_rows(out, result, to.rows, to.weights)
 }
 
-/// Operations on `[rows, width]` activations. A backend need not have those for recurrent layers, latent attention and texts.
+/// Operations on `[rows, width]` activations. A backend need not have those for texts.
 pub trait Backend: Send + 'static {
     /// Activations, `[rows, width]`, f32.
     type Buffer: Default + Send;
     /// A matrix `[out, in]` in its stored type.
     type Weight: Send + Sync;
+    /// The matrices of an operation's heads, `[out, in]` each.
+    type HeadWeights: Send + Sync;
     /// Two matrices of floats, `down` `[rank, in]` and `up` `[out, rank]`, and the factor of their product.
     type LowRank: Send + Sync;
     /// A vector in f32.
@@ -369,6 +367,9 @@ pub trait Backend: Send + 'static {
     fn table(&self, tensor: &HostTensor) -> Result<Self::Weight, LoadError> {
         self.weight(tensor)
     }
+
+    /// Makes one of the matrices that [`Self::matmul_heads`] takes together, all of one shape.
+    fn head_weights(&self, weights: Vec<Self::Weight>) -> Result<Self::HeadWeights, LoadError>;
 
     fn low_rank(&self, down_up: [&HostTensor; 2], factor: f32) -> Result<Self::LowRank, LoadError>;
 
@@ -417,14 +418,12 @@ pub trait Backend: Send + 'static {
     /// Normalises each of `groups` equal runs of a row by its root mean square, then multiplies the row by `weight`.
     fn rms_norm_groups(
         &self,
-        _x: &Self::Buffer,
-        _weight: &Self::Vector,
-        _groups: usize,
-        _eps: f32,
-        _out: &mut Self::Buffer,
-    ) -> Result<()> {
-        Err(Error::Backend(NO_STATES.to_owned()))
-    }
+        x: &Self::Buffer,
+        weight: &Self::Vector,
+        groups: usize,
+        eps: f32,
+        out: &mut Self::Buffer,
+    ) -> Result<()>;
 
     /// Normalises as `rms_norm`, for rows that are inputs of products; a backend may prepare them.
     fn rms_norm_into_products(
@@ -473,22 +472,13 @@ pub trait Backend: Send + 'static {
     /// weights `[out, in]` by head, `out` is `[rows, heads * out]`.
     fn matmul_heads(
         &self,
-        _x: &Self::Buffer,
-        _weights: &[Self::Weight],
-        _out: &mut Self::Buffer,
-    ) -> Result<()> {
-        Err(Error::Backend(NO_LATENT.to_owned()))
-    }
+        x: &Self::Buffer,
+        weights: &Self::HeadWeights,
+        out: &mut Self::Buffer,
+    ) -> Result<()>;
 
     /// Joins the parts of each of `num_heads` heads, the first before the second.
-    fn join_heads(
-        &self,
-        _parts: [&Self::Buffer; 2],
-        _num_heads: usize,
-        _out: &mut Self::Buffer,
-    ) -> Result<()> {
-        Err(Error::Backend(NO_LATENT.to_owned()))
-    }
+    fn join_heads(&self, parts: [&Self::Buffer; 2], num_heads: usize, out: &mut Self::Buffer) -> Result<()>;
 
     /// Uploads the angles of a step: `cos` and `sin` are `[rows, dim / 2]`.
     fn angles(&self, cos: &[f32], sin: &[f32], rows: usize, out: &mut Self::Angles) -> Result<()>;
@@ -535,9 +525,7 @@ pub trait Backend: Send + 'static {
 
     /// Lets the states in a page of a recurrent group take in the first `count` drafted rows of the last step. Returns an
     /// error if fewer were drafted.
-    fn keep_drafted(&self, _kv: &mut Self::Kv, _group: usize, _page: PageId, _count: usize) -> Result<()> {
-        Err(Error::Backend(NO_STATES.to_owned()))
-    }
+    fn keep_drafted(&self, kv: &mut Self::Kv, group: usize, page: PageId, count: usize) -> Result<()>;
 
     /// Computes `out = attention(q)` over the pages, causally: a row sees its own and earlier positions. `q` is `[rows,
     /// num_heads * head_dim]`, `out` is `[rows, num_heads * value_dim]`.
@@ -555,53 +543,45 @@ pub trait Backend: Send + 'static {
     /// [`llmctl_kernel::attention::choose_highest`] for score and choice.
     fn select_keys(
         &self,
-        _kv: &Self::Kv,
-        _spec: &IndexerSpec,
-        _inputs: [&Self::Buffer; 2],
-        _spans: &[RowSpan],
-        _out: &mut SelectedKeys,
-    ) -> Result<()> {
-        Err(Error::Backend(NO_LATENT.to_owned()))
-    }
+        kv: &Self::Kv,
+        spec: &IndexerSpec,
+        inputs: [&Self::Buffer; 2],
+        spans: &[RowSpan],
+        out: &mut SelectedKeys,
+    ) -> Result<()>;
 
     /// Computes `out = convolution(x)`, and updates the states of the sequences.
     fn convolve(
         &self,
-        _kv: &mut Self::Kv,
-        _spec: &ConvSpec<'_, Self::Vector>,
-        _x: &Self::Buffer,
-        _spans: &[RowSpan],
-        _out: &mut Self::Buffer,
-    ) -> Result<()> {
-        Err(Error::Backend(NO_STATES.to_owned()))
-    }
+        kv: &mut Self::Kv,
+        spec: &ConvSpec<'_, Self::Vector>,
+        x: &Self::Buffer,
+        spans: &[RowSpan],
+        out: &mut Self::Buffer,
+    ) -> Result<()>;
 
     /// Computes the gated delta rule, and updates the states of the sequences: `[qkv, rate, decay]` are
     /// [`DeltaShape::conv_width`], `value_heads` and `value_heads` wide, `out` is `[rows, value_heads * value_dim]`.
     /// Queries and keys are normalised first; a sigmoid is applied to the rate.
     fn delta_rule(
         &self,
-        _kv: &mut Self::Kv,
-        _spec: &DeltaSpec<'_, Self::Vector>,
-        _inputs: [&Self::Buffer; 3],
-        _spans: &[RowSpan],
-        _out: &mut Self::Buffer,
-    ) -> Result<()> {
-        Err(Error::Backend(NO_STATES.to_owned()))
-    }
+        kv: &mut Self::Kv,
+        spec: &DeltaSpec<'_, Self::Vector>,
+        inputs: [&Self::Buffer; 3],
+        spans: &[RowSpan],
+        out: &mut Self::Buffer,
+    ) -> Result<()>;
 
     /// Computes the recurrence of Mamba-2, and updates the states of the sequences: `[xbc, step]` are
     /// [`SsmShape::conv_width`] and `heads` wide, `out` is `[rows, heads * head_dim]`.
     fn ssm_scan(
         &self,
-        _kv: &mut Self::Kv,
-        _spec: &SsmSpec<'_, Self::Vector>,
-        _inputs: [&Self::Buffer; 2],
-        _spans: &[RowSpan],
-        _out: &mut Self::Buffer,
-    ) -> Result<()> {
-        Err(Error::Backend(NO_STATES.to_owned()))
-    }
+        kv: &mut Self::Kv,
+        spec: &SsmSpec<'_, Self::Vector>,
+        inputs: [&Self::Buffer; 2],
+        spans: &[RowSpan],
+        out: &mut Self::Buffer,
+    ) -> Result<()>;
 
     /// Computes `gate = activation(gate) * up`.
     fn gated(&self, activation: Activation, gate: &mut Self::Buffer, up: &Self::Buffer) -> Result<()>;

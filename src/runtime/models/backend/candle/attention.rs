@@ -9,7 +9,7 @@ use candle_nn::ops::softmax_last_dim;
 use super::cuda::PagedAttention;
 use super::kv::CandleKv;
 use super::step::{ReadShape, RowGroup, Slots};
-use super::{AttentionSpec, KvShape, RowSpan};
+use super::{AttentionSpec, RowSpan};
 
 /// Computes the attention of all rows of `q`, `[rows, num_heads * head_dim]`.
 pub fn attend(
@@ -21,12 +21,19 @@ pub fn attend(
     if let Some(mixed) = attend_in_place(kv, spec, q, spans)? {
         return Ok(mixed);
     }
-    let KvShape { num_kv_heads, head_dim, .. } = kv.shape(spec.store);
+    let stored = kv.shape(spec.store);
+    let (num_kv_heads, head_dim) = (stored.num_kv_heads, stored.head_dim);
     let AttentionSpec { num_heads, window, is_two_way, .. } = *spec;
     let shape = ReadShape { num_heads, num_kv_heads, head_dim, window, is_two_way };
     let groups = kv.step(spec.store, spans).reads(kv.device(), shape)?;
     let stores = kv.stores(spec.store)?;
-    let parts = groups.iter().map(|group| attend_group(stores, spec, shape, q, group));
+    let chosen = |group: &RowGroup| match spec.selected {
+        None => Ok(group.mask.clone()),
+        Some(selected) => group.chosen(selected, spans, kv.device()).map(Some),
+    };
+    let parts = groups
+        .iter()
+        .map(|group| attend_group(stores, spec, (shape, stored.value_dim()), q, (group, chosen(group)?)));
     let parts = parts.collect::<Result<Vec<_>>>()?;
     match parts.as_slice() {
         [whole] => Ok(whole.clone()),
@@ -54,11 +61,11 @@ fn attend_in_place(
 }
 
 fn attend_group(
-    stores: &[Tensor; 2],
+    stores: &[Tensor],
     spec: &AttentionSpec<'_, Tensor>,
-    shape: ReadShape,
+    (shape, value_dim): (ReadShape, usize),
     q: &Tensor,
-    group: &RowGroup,
+    (group, mask): (&RowGroup, Option<Tensor>),
 ) -> Result<Tensor> {
     let ReadShape { num_heads, num_kv_heads, head_dim, .. } = shape;
     let (batch, shared) = (group.batch, num_heads / num_kv_heads);
@@ -69,14 +76,13 @@ fn attend_group(
     let q = q.narrow(0, group.rows.start, group.rows.len())?;
     let q = q.reshape((batch, rows, num_kv_heads, shared, head_dim))?.permute((2, 0, 3, 1, 4))?;
     let q = q.contiguous()?.reshape((products, shared * rows, head_dim))?;
-    let [keys, values] = stores;
-    let keys = gather(keys, group, products)?;
+    let keys = gather(&stores[0], group, products)?;
     let scores = (q.matmul(&keys.t()?)? * f64::from(spec.rule.scale))?;
     let scores = match spec.rule.softcap.map(f64::from) {
         None => scores,
         Some(cap) => ((scores / cap)?.tanh()? * cap)?,
     };
-    let scores = match &group.mask {
+    let scores = match &mask {
         None => scores,
         Some(mask) => {
             let scores = scores.reshape([&by_head[..], &[group.seen]].concat())?;
@@ -92,13 +98,17 @@ fn attend_group(
             softmax_last_dim(&Tensor::cat(&[&scores, &sinks], 2)?)?.narrow(2, 0, group.seen)?.contiguous()?
         }
     };
-    let mixed = weights.matmul(&gather(values, group, products)?)?;
-    let mixed = mixed.reshape([&by_head[..], &[head_dim]].concat())?.permute((1, 3, 0, 2, 4))?;
-    mixed.contiguous()?.reshape((batch * rows, num_heads * head_dim))
+    // Values within keys are the first columns of the mixed keys: less to compute than a copy would cost.
+    let mixed = match stores.get(1) {
+        None => weights.matmul(&keys)?,
+        Some(values) => weights.matmul(&gather(values, group, products)?)?,
+    };
+    let mixed = mixed.reshape([&by_head[..], &[mixed.dim(2)?]].concat())?.narrow(4, 0, value_dim)?;
+    mixed.permute((1, 3, 0, 2, 4))?.contiguous()?.reshape((batch * rows, num_heads * value_dim))
 }
 
 /// Gathers the slots of a store that a group sees, `[kv_heads * batch, seen, head_dim]` in f32.
-fn gather(store: &Tensor, group: &RowGroup, products: usize) -> Result<Tensor> {
+pub fn gather(store: &Tensor, group: &RowGroup, products: usize) -> Result<Tensor> {
     let seen = match &group.slots {
         Slots::From(slot) => store.narrow(1, *slot, group.seen)?,
         Slots::Listed(slots) => {

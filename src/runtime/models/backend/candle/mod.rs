@@ -9,8 +9,11 @@
 
 mod attention;
 pub mod cuda;
+mod heads;
 mod kv;
+mod latent;
 mod ops;
+mod recurrent;
 mod step;
 mod weight;
 
@@ -19,7 +22,8 @@ use std::ops::Range;
 use candle_core::{Device, Tensor};
 
 use super::{
-    Activation, AttentionSpec, Backend, KvLayout, KvShape, KvType, LowRankChange, PageId, Product, RowSpan,
+    Activation, AttentionSpec, Backend, ConvSpec, DeltaShape, DeltaSpec, IndexerSpec, KvLayout, KvShape,
+    KvType, LowRankChange, PageId, Product, RowSpan, SelectedKeys, SsmShape, SsmSpec,
 };
 use crate::tensor::{HostTensor, SharedBytes};
 use llmctl_base::error::{Error, LoadError, Result};
@@ -128,6 +132,7 @@ impl CandleAngles {
 impl Backend for Candle {
     type Buffer = CandleBuffer;
     type Weight = CandleWeight;
+    type HeadWeights = CandleWeight;
     type LowRank = ([CandleWeight; 2], f32);
     type Vector = Tensor;
     type Angles = CandleAngles;
@@ -135,6 +140,10 @@ impl Backend for Candle {
 
     fn weight(&self, tensor: &HostTensor) -> Result<CandleWeight, LoadError> {
         CandleWeight::upload(tensor, &self.device, self.halves)
+    }
+
+    fn head_weights(&self, weights: Vec<CandleWeight>) -> Result<CandleWeight, LoadError> {
+        CandleWeight::of_heads(&weights, self.halves).map_err(|error| LoadError::Device(error.to_string()))
     }
 
     fn low_rank(&self, [down, up]: [&HostTensor; 2], factor: f32) -> Result<Self::LowRank, LoadError> {
@@ -168,6 +177,30 @@ impl Backend for Candle {
 
     fn rms_norm(&self, x: &CandleBuffer, weight: &Tensor, eps: f32, out: &mut CandleBuffer) -> Result<()> {
         out.fill(x.get().and_then(|x| ops::rms_norm(x, weight, eps)))
+    }
+
+    fn rms_norm_groups(
+        &self,
+        x: &CandleBuffer,
+        weight: &Tensor,
+        groups: usize,
+        eps: f32,
+        out: &mut CandleBuffer,
+    ) -> Result<()> {
+        let normed = |x: &Tensor| {
+            let ones = Tensor::ones(x.dim(1)? / groups, candle_core::DType::F32, &self.device)?;
+            ops::rms_norm(x, &ones, eps)?.broadcast_mul(weight)
+        };
+        out.fill(x.get().and_then(normed))
+    }
+
+    fn matmul_heads(&self, x: &CandleBuffer, weights: &CandleWeight, out: &mut CandleBuffer) -> Result<()> {
+        out.fill(x.get().and_then(|x| latent::product_by_head(x, weights)))
+    }
+
+    fn join_heads(&self, parts: [&CandleBuffer; 2], num_heads: usize, out: &mut CandleBuffer) -> Result<()> {
+        let [first, second] = parts.map(CandleBuffer::get);
+        out.fill(first.and_then(|first| latent::join_heads([first, second?], num_heads)))
     }
 
     fn matmul_each(&self, x: &CandleBuffer, products: &mut [Product<'_, Self>]) -> Result<()> {
@@ -233,7 +266,6 @@ impl Backend for Candle {
     /// Keeps the memory for the page's next owner: pages are parts of one tensor per layer.
     fn free_page(&self, _: &mut CandleKv, _: usize, _: PageId) {}
 
-    /// Unreachable, as [`Self::convolve`].
     fn export_page(&self, kv: &CandleKv, group: usize, page: PageId, out: &mut Vec<u8>) -> Result<()> {
         kv.export_page(group, page, out).map_err(backend_error)
     }
@@ -253,12 +285,57 @@ impl Backend for Candle {
         out.fill(q.get().and_then(|q| attention::attend(kv, spec, q, spans)))
     }
 
-    /// Unreachable: [`CandleKv::new`] refuses latent attention.
-    /// Unreachable, as [`Self::matmul_heads`].
-    /// Unreachable: [`CandleKv::new`] refuses models with states.
-    /// Unreachable, as [`Self::convolve`].
-    /// Unreachable, as [`Self::convolve`].
-    /// Unreachable, as [`Self::convolve`]: only recurrent layers normalise in groups.
+    fn keep_drafted(&self, kv: &mut CandleKv, group: usize, page: PageId, count: usize) -> Result<()> {
+        recurrent::keep_drafted(kv, group, page, count).map_err(backend_error)
+    }
+
+    fn select_keys(
+        &self,
+        kv: &CandleKv,
+        spec: &IndexerSpec,
+        [q, weights]: [&CandleBuffer; 2],
+        spans: &[RowSpan],
+        out: &mut SelectedKeys,
+    ) -> Result<()> {
+        let inputs = q.get().and_then(|q| Ok([q, weights.get()?]));
+        inputs.and_then(|inputs| latent::select_keys(kv, *spec, inputs, spans, out)).map_err(backend_error)
+    }
+
+    fn convolve(
+        &self,
+        kv: &mut CandleKv,
+        spec: &ConvSpec<'_, Tensor>,
+        x: &CandleBuffer,
+        spans: &[RowSpan],
+        out: &mut CandleBuffer,
+    ) -> Result<()> {
+        out.fill(x.get().and_then(|x| recurrent::convolve(kv, spec, x, spans)))
+    }
+
+    fn delta_rule(
+        &self,
+        kv: &mut CandleKv,
+        spec: &DeltaSpec<'_, Tensor>,
+        [qkv, rate, decay]: [&CandleBuffer; 3],
+        spans: &[RowSpan],
+        out: &mut CandleBuffer,
+    ) -> Result<()> {
+        let inputs = qkv.get().and_then(|qkv| Ok([qkv, rate.get()?, decay.get()?]));
+        out.fill(inputs.and_then(|inputs| recurrent::delta_rule(kv, spec, inputs, spans)))
+    }
+
+    fn ssm_scan(
+        &self,
+        kv: &mut CandleKv,
+        spec: &SsmSpec<'_, Tensor>,
+        [xbc, step]: [&CandleBuffer; 2],
+        spans: &[RowSpan],
+        out: &mut CandleBuffer,
+    ) -> Result<()> {
+        let inputs = xbc.get().and_then(|xbc| Ok([xbc, step.get()?]));
+        out.fill(inputs.and_then(|inputs| recurrent::ssm_scan(kv, spec, inputs, spans)))
+    }
+
     fn gated(&self, activation: Activation, gate: &mut CandleBuffer, up: &CandleBuffer) -> Result<()> {
         gate.change(|gate| ops::gated(activation, gate, up.get()?))
     }

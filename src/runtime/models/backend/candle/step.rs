@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use candle_core::{Device, Result, Tensor};
 
-use super::RowSpan;
 use super::cuda::DecodeTable;
+use super::{RowSpan, SelectedKeys};
 use crate::backend::PAGE_TOKENS;
 use llmctl_kernel::attention::visible;
 
@@ -30,6 +30,8 @@ const GROUP_VALUES: usize = 1 << 26;
 #[derive(Debug, Default)]
 pub struct StepIndex {
     spans: Vec<RowSpan>,
+    /// First page of each span.
+    pages: Option<Tensor>,
     writes: Vec<([usize; 2], Arc<Writes>)>,
     reads: Vec<(ReadShape, Arc<Vec<RowGroup>>)>,
     tables: Vec<Arc<DecodeTable>>,
@@ -73,6 +75,29 @@ pub struct RowGroup {
     pub slots: Slots,
     /// 0 or minus infinity, `[1, batch, 1, rows per run, seen]`; `None` if every row sees every slot.
     pub mask: Option<Tensor>,
+}
+
+impl RowGroup {
+    /// Iterates over the rows with their positions.
+    pub fn positions<'a>(&self, spans: &'a [RowSpan]) -> impl Iterator<Item = (usize, usize)> + use<'a> {
+        let rows = self.rows.clone();
+        let of_span =
+            |span: &'a RowSpan| span.rows.clone().map(|row| (row, span.start + row - span.rows.start));
+        spans.iter().flat_map(of_span).filter(move |(row, _)| rows.contains(row))
+    }
+
+    /// Returns the mask of rows that see chosen positions only, as [`Self::mask`]. The group has no window: it sees all
+    /// positions from 0 on.
+    pub fn chosen(&self, chosen: &SelectedKeys, spans: &[RowSpan], device: &Device) -> Result<Tensor> {
+        let mut mask = vec![f32::NEG_INFINITY; self.rows.len() * self.seen];
+        for ((row, position), mask) in self.positions(spans).zip(mask.chunks_exact_mut(self.seen)) {
+            match chosen.of_row(row, position) {
+                None => mask[..=position].fill(0.0),
+                Some(chosen) => chosen.iter().for_each(|chosen| mask[*chosen as usize] = 0.0),
+            }
+        }
+        Tensor::from_vec(mask, (1, self.batch, 1, self.rows.len() / self.batch, self.seen), device)
+    }
 }
 
 /// Slots that a group sees.
@@ -125,6 +150,14 @@ impl StepIndex {
         let table = Arc::new(DecodeTable::new(&self.spans, window, is_two_way, device)?);
         self.tables.push(table.clone());
         Ok(table)
+    }
+
+    /// Returns the page of each span's state.
+    pub fn pages(&mut self, device: &Device) -> Result<Tensor> {
+        let pages = |spans: &[RowSpan]| Tensor::from_iter(spans.iter().map(|span| span.pages[0]), device);
+        let pages = self.pages.take().map_or_else(|| pages(&self.spans), Ok)?;
+        self.pages = Some(pages.clone());
+        Ok(pages)
     }
 
     /// Returns the groups of a layer, in row order.

@@ -4,7 +4,7 @@
 //! candle itself keeps a second, interleaved copy of some types.) No copy stays on the host.
 
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{D, DType, Device, Result, Tensor};
 use half::{bf16, f16};
 
 use super::cuda::FusedProduct;
@@ -95,6 +95,27 @@ impl CandleWeight {
         Ok(CandleWeight { num_rows: tensor.rows_cols().0, form })
     }
 
+    /// Stacks the matrices of heads, which are all of one shape: `[heads, out, in]`. Blocks become f16 if `halves`, else f32,
+    /// since candle has no batched products with them.
+    pub fn of_heads(weights: &[CandleWeight], halves: bool) -> Result<CandleWeight> {
+        let floats = |weight: &CandleWeight| match &weight.form {
+            WeightTensor::Floats(weight) => Ok(weight.clone()),
+            WeightTensor::Blocks(weight) if halves => weight.dequantize_f16(&weight.device()),
+            WeightTensor::Blocks(weight) => weight.dequantize(&weight.device()),
+        };
+        let heads = weights.iter().map(floats).collect::<Result<Vec<_>>>()?;
+        let num_rows = weights.iter().map(CandleWeight::num_rows).sum();
+        Ok(CandleWeight { num_rows, form: WeightTensor::Floats(Tensor::stack(&heads, 0)?) })
+    }
+
+    /// Returns the number of matrices that [`Self::of_heads`] has stacked.
+    pub fn num_heads(&self) -> Result<usize> {
+        match &self.form {
+            WeightTensor::Floats(stacked) => Ok(stacked.dims3()?.0),
+            WeightTensor::Blocks(_) => candle_core::bail!("a single matrix"),
+        }
+    }
+
     pub fn num_rows(&self) -> usize {
         self.num_rows
     }
@@ -107,7 +128,7 @@ impl CandleWeight {
         }
     }
 
-    /// Computes `x . self^T` in f32.
+    /// Computes `x . self^T` in f32; for matrices of heads, `x` is `[heads, rows, in]`.
     pub fn product(&self, x: &Tensor) -> Result<Tensor> {
         match &self.form {
             WeightTensor::Floats(weight) => match weight.dtype() {
@@ -157,7 +178,7 @@ fn blocks(tensor: &HostTensor, dtype: GgmlDType, device: &Device) -> Result<QTen
 /// Computes a product in f16. Since activations of some models exceed its largest value, 65504, each row is scaled to
 /// at most 1 and back.
 fn f16_product(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-    let largest = x.abs()?.max_keepdim(1)?.maximum(f32::MIN_POSITIVE)?;
+    let largest = x.abs()?.max_keepdim(D::Minus1)?.maximum(f32::MIN_POSITIVE)?;
     let unit = x.broadcast_div(&largest)?.to_dtype(DType::F16)?;
     unit.matmul(&weight.t()?)?.to_dtype(DType::F32)?.broadcast_mul(&largest)
 }

@@ -59,7 +59,7 @@ mod tests {
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
             cpu.weight(&HostTensor::new(Dtype::F32, vec![3, 2], bytes.into()).unwrap()).unwrap()
         };
-        let weights = [weight([1.0, 0.0, 0.0, 1.0, 1.0, 1.0]), weight([2.0, 0.0, 0.0, 2.0, 1.0, -1.0])];
+        let weights = vec![weight([1.0, 0.0, 0.0, 1.0, 1.0, 1.0]), weight([2.0, 0.0, 0.0, 2.0, 1.0, -1.0])];
         let mut out = cpu.buffer();
         cpu.matmul_heads(&buffer(&cpu, 4, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]), &weights, &mut out)
             .unwrap();

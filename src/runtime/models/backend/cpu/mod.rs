@@ -475,6 +475,7 @@ thread_local! {
 impl Backend for Cpu {
     type Buffer = CpuBuffer;
     type Weight = CpuWeight;
+    type HeadWeights = Vec<CpuWeight>;
     type LowRank = CpuLowRank;
     type Vector = Vec<f32>;
     type Angles = CpuAngles;
@@ -497,6 +498,10 @@ impl Backend for Cpu {
 
     fn table(&self, tensor: &HostTensor) -> Result<CpuWeight, LoadError> {
         Ok(CpuWeight::Plain(tensor.clone()))
+    }
+
+    fn head_weights(&self, weights: Vec<CpuWeight>) -> Result<Vec<CpuWeight>, LoadError> {
+        Ok(weights)
     }
 
     fn low_rank(&self, down_up: [&HostTensor; 2], factor: f32) -> Result<CpuLowRank, LoadError> {
@@ -675,7 +680,7 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn matmul_heads(&self, x: &CpuBuffer, weights: &[CpuWeight], out: &mut CpuBuffer) -> Result<()> {
+    fn matmul_heads(&self, x: &CpuBuffer, weights: &Vec<CpuWeight>, out: &mut CpuBuffer) -> Result<()> {
         self.multiply_heads(x, weights, out)
     }
 

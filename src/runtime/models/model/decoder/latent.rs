@@ -42,9 +42,9 @@ pub struct LatentAttention<B: Backend> {
     latent_norm: B::Vector,
     rotary_key: Projection<B>,
     /// From a head's plain query to the latent row's width, by head.
-    absorbed_keys: Vec<B::Weight>,
+    absorbed_keys: B::HeadWeights,
     /// From a head's mixed latent row to its values, by head.
-    values: Vec<B::Weight>,
+    values: B::HeadWeights,
     output_gate: Option<HeadGate<B>>,
     output: Projection<B>,
     indexer: Option<Indexer<B>>,
@@ -67,7 +67,7 @@ impl<B: Backend> LatentAttention<B> {
         let heads = |matrices: Vec<Linear>| {
             let weights =
                 matrices.into_iter().map(|linear| loader.projection(linear).map(|head| head.weight));
-            weights.collect::<Result<Vec<_>, _>>()
+            loader.backend.head_weights(weights.collect::<Result<Vec<_>, _>>()?)
         };
         let gate = || HeadGate::load(loader, [num_heads, value_dim], Activation::Sigmoid);
         Ok(Self {
