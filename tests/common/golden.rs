@@ -16,7 +16,7 @@ pub fn families() -> impl Iterator<Item = &'static str> {
 
 /// Checkpoints whose families run natively, where they are, and what is special: `recurrent` layers keep a state (for the CPU only, and
 /// sequences go back only to where a state was left); `experts`: where a router is undecided, a rounding sends a token to
-/// another; `latent` attention, and values narrower than keys, are for the CPU only.
+/// another; `latent` attention, indexers, and values narrower than keys, are for the CPU only.
 fn natives() -> Vec<(&'static str, &'static str, Vec<&'static str>)> {
     listed("checkpoints", "native")
 }
