@@ -9,8 +9,8 @@ use llmctl_kernel::attention::ScoreRule;
 use llmctl_models::backend::candle::{Candle, DeviceKind};
 use llmctl_models::backend::cpu::Cpu;
 use llmctl_models::backend::{
-    Activation, AttentionSpec, Backend, ConvSpec, DeltaShape, DeltaSpec, IndexerSpec, KvLayout, KvShape,
-    KvValues, LowRankChange, Product, RowSpan, SelectedKeys, SsmShape, SsmSpec, Store, StoreShape,
+    Activation, AttentionSpec, Backend, ConvSpec, DeltaShape, DeltaSpec, IndexerSpec, KeyBlocks, KvLayout,
+    KvShape, KvValues, LowRankChange, Product, RowSpan, SelectedKeys, SsmShape, SsmSpec, Store, StoreShape,
     WeightedRows,
 };
 use llmctl_models::load;
@@ -628,7 +628,7 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
                 self.backend.store_kv(&mut kv, 1, &keys, &keys, spans).unwrap();
                 let mut selected = SelectedKeys::default();
                 if let Some(top_k) = top_k {
-                    let spec = IndexerSpec { store: 1, top_k };
+                    let spec = IndexerSpec { store: 1, top_k, blocks: KeyBlocks::SINGLE, is_per_head: false };
                     self.backend.select_keys(&kv, &spec, [&queries, &weights], spans, &mut selected).unwrap();
                     let beyond = spans.iter().flat_map(|span| span.first_beyond(top_k)..span.rows.end);
                     let chosen = beyond.flat_map(|row| selected.positions[row * top_k..][..top_k].to_vec());

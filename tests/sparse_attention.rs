@@ -1,5 +1,5 @@
-//! Promise: an indexer that may choose every token changes nothing, one that chooses few does, and files without indexers are refused
-//! by name. Parity, chunks, batches, restored pages and processors are in the tables of all families.
+//! Promise: an indexer that may choose every token or block changes nothing, one that chooses few does, and files without indexers
+//! are refused by name. Parity, chunks, batches, restored pages and processors are in the tables of all families.
 
 use crate::common::prelude::*;
 
@@ -15,7 +15,8 @@ fn changed(family: &str, changes: &[(&str, Value)]) -> TempDir {
     let path = copy.path().join("config.json");
     let json = std::fs::read(&path).expect("config.json");
     let mut config: Value = serde_json::from_slice(&json).expect("config.json");
-    changes.iter().for_each(|(key, value)| config[*key] = value.clone());
+    let text = if config.get("text_config").is_some() { &mut config["text_config"] } else { &mut config };
+    changes.iter().for_each(|(key, value)| text[*key] = value.clone());
     std::fs::write(path, config.to_string()).expect("written");
     copy
 }
@@ -52,4 +53,34 @@ fn layers_that_share_a_choice_do_not_read_an_indexer_of_their_own() {
     let all = changed("glm-dsa", &[("indexer_types", json!(["full", "full", "full", "full"]))]);
     let error = load_model(all.path(), &exact()).err().expect("refused").to_string();
     assert!(error.contains("layers.1.self_attn.indexer"), "{error}");
+}
+
+/// Returns the choice of blocks of 32 tokens in the layers of MiniMax M3 that have an indexer.
+fn blocks(num_blocks: usize, num_local: usize, layers: [u8; 4]) -> [(&'static str, Value); 1] {
+    [(
+        "sparse_attention_config",
+        json!({
+            "use_sparse_attention": true, "sparse_index_dim": 24, "sparse_num_index_heads": 2, "sparse_topk_blocks": num_blocks,
+            "sparse_block_size": 32, "sparse_local_block": num_local, "sparse_attention_freq": layers,
+        }),
+    )]
+}
+
+#[test]
+fn a_choice_of_every_block_is_attention_without_an_indexer() {
+    for kv_type in KvType::ALL {
+        let of = |choice: &[(&str, Value)]| logits(&changed("minimax-m3", choice), kv_type);
+        let without = of(&blocks(2, 1, [0; 4]));
+        for num_blocks in [10, 64] {
+            assert!(same_bits(&of(&blocks(num_blocks, 1, [0, 1, 1, 1])), &without), "{num_blocks}");
+        }
+        let few = of(&blocks(2, 1, [0, 1, 1, 1]));
+        let vocab = few.len() / 300;
+        assert!(same_bits(&few[..64 * vocab], &without[..64 * vocab]), "rows that see all");
+        assert!(largest_difference(&few[64 * vocab..], &without[64 * vocab..]) > 0.1);
+        // The last blocks alone, in one layer, are a window that begins where a block does.
+        let last = of(&blocks(2, 2, [0, 0, 0, 1]));
+        assert!(same_bits(&last[..64 * vocab], &without[..64 * vocab]), "rows that see all");
+        assert!(largest_difference(&last, &of(&blocks(2, 1, [0, 0, 0, 1]))) > 0.01, "chosen blocks");
+    }
 }

@@ -185,6 +185,21 @@ CONFIGS = {
         num_experts_per_tok=2, moe_intermediate_size=24, sliding_window=32, norm_topk_prob=True, rms_norm_eps=1e-5,
         layer_types=["full_attention"] + 3 * ["sliding_attention"], tie_word_embeddings=False,
     ),
+    # Two heads of keys choose two blocks of 32 tokens each; the last prompt has five blocks.
+    "minimax-m3": dict(
+        model_type="minimax_m3_vl", image_token_index=380, video_token_index=381, projector_hidden_size=16, vision_config=dict(
+            hidden_size=20, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=56, patch_size=4,
+        ),
+        text_config=dict(
+            TEXT | dict(intermediate_size=24), head_dim=16, dense_intermediate_size=96, shared_intermediate_size=24,
+            num_local_experts=8, num_experts_per_tok=2, rotary_dim=8, partial_rotary_factor=0.5, rope_theta=5e6,
+            moe_layer_freq=[0, 1, 1, 1], sparse_attention_config=dict(
+                use_sparse_attention=True, sparse_index_dim=24, sparse_num_index_heads=2, sparse_topk_blocks=2,
+                sparse_block_size=32, sparse_score_type="max", sparse_init_block=0, sparse_local_block=1,
+                sparse_attention_freq=[0, 1, 1, 1], sparse_disable_index_value=[0, 1, 1, 1],
+            ),
+        ),
+    ),
     "kimi-linear": dict(
         TEXT | dict(num_key_value_heads=4), model_type="kimi_linear", kv_lora_rank=32, qk_rope_head_dim=8, qk_nope_head_dim=16,
         v_head_dim=16, num_experts=8, num_experts_per_token=2, num_shared_experts=1,
@@ -193,7 +208,7 @@ CONFIGS = {
         ),
     ),
 }
-CENTERED = {"muse_glimmer": "layernorm.weight", "step3p7": "norm.weight"}
+CENTERED = {"minimax_m3_vl": "norm.weight", "muse_glimmer": "layernorm.weight", "step3p7": "norm.weight"}
 
 
 # Names of assistants: the checkpoint that each drafts for, and whether it has centroids.
@@ -313,6 +328,22 @@ def publish_mimo(into):
     (into / "config.json").write_text(json.dumps(published | config, indent=2) + "\n")
 
 
+def publish_minimax(into):
+    """Leaves the text of MiniMax M3, with the keys of the published config."""
+    text = {name: tensor for name, tensor in load_file(into / "model.safetensors").items() if name.startswith("language_model.")}
+    save_file(text, into / "model.safetensors", metadata=dict(format="pt"))
+    published = CONFIGS["minimax-m3"]["text_config"] | dict(
+        hidden_act="swigluoai", use_gemma_norm=True, use_qk_norm=True, qk_norm_type="per_head", scoring_func="sigmoid",
+        use_routing_bias=True, n_shared_experts=1, routed_scaling_factor=2.0, swiglu_alpha=1.702, swiglu_limit=7.0,
+        rms_norm_eps=1e-6, tie_word_embeddings=False, num_nextn_predict_layers=0,
+    )
+    config = dict(
+        architectures=["MiniMaxM3SparseForConditionalGeneration"], model_type="minimax_m3_vl", image_token_index=380,
+        text_config=published,
+    )
+    (into / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
 def name_dense(path):
     """Names dense parts as the published Kimi Linear does, not as experts."""
     published = lambda name: re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", name)
@@ -352,6 +383,8 @@ def make(name, into):
         publish_mimo(into)
     if name == "step3.5":
         publish_step(into)
+    if name == "minimax-m3":
+        publish_minimax(into)
     if name == "kimi-linear":
         name_dense(into / "model.safetensors")
     shutil.copy(PROMPTS / "generation_config.json", into / "generation_config.json")

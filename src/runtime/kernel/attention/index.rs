@@ -1,10 +1,13 @@
-//! Scores of an indexer, and the choice of the positions that have the highest. Source: transformers `DeepseekV32Indexer`.
+//! Scores of an indexer, and the choice of the positions that have the highest. Sources: transformers `DeepseekV32Indexer` and
+//! `MiniMaxM3VLIndexer`.
 //!
 //! Invariant, the definition of every score and choice, independent of other rows, the number of threads and the registers:
 //!
 //! ```text
 //! score[j] = sum over heads, ascending, of weight[head] * max(q[head] . key[j], 0)    the product as in attention's scores
+//! score[j] = q . key[j]                                                               of one head without weights
 //! chosen = the positions with the highest scores; of equal scores the earlier position first
+//! chosen blocks = the last ones, and those with the highest scores; a block's is its highest, of equal ones the earlier first
 //! ```
 //!
 //! Factors that all scores share are left out: they change no choice.
@@ -15,19 +18,19 @@ use super::tile::{KvBlock, score_page};
 use super::{MOST_SCORED, tile, with_tile};
 use crate::wide::dispatch_wide;
 
-/// The heads of one row of an indexer.
+/// The heads of one row of an indexer, or one head that has no weight.
 #[derive(Debug, Clone, Copy)]
 pub struct IndexQuery<'a> {
     /// `[heads][head_dim]`.
     pub q: &'a [f32],
-    /// `[heads]`.
-    pub weights: &'a [f32],
+    /// `[heads]`; `None` for one head whose products are the scores.
+    pub weights: Option<&'a [f32]>,
     pub kv_type: KvType,
 }
 
 impl IndexQuery<'_> {
-    fn head_dim(&self) -> usize {
-        self.q.len() / self.weights.len()
+    fn num_heads(&self) -> usize {
+        self.weights.map_or(1, <[f32]>::len)
     }
 }
 
@@ -57,19 +60,21 @@ unsafe fn index_any<V: VectorLanes>(query: &IndexQuery<'_>, keys: &[u8], scores:
 /// The processor has `V`'s instruction set.
 #[inline(always)]
 unsafe fn index_body<V: VectorLanes, S: Stored>(query: &IndexQuery<'_>, keys: &[u8], scores: &mut [f32]) {
-    let head_dim = query.head_dim();
+    let num_heads = query.num_heads();
+    let head_dim = query.q.len() / num_heads;
     let keys = KvBlock::new::<S>(keys, head_dim);
     assert_eq!(scores.len(), PAGE_TOKENS, "a score for each position");
     let mut products = [0.0; MOST_SCORED * PAGE_TOKENS];
     scores.fill(0.0);
     let mut head = 0;
-    while head < query.weights.len() {
-        let size = tile::<V>(query.weights.len() - head, MOST_SCORED);
+    while head < num_heads {
+        let size = tile::<V>(num_heads - head, MOST_SCORED);
         let q = query.q[head * head_dim..][..size * head_dim].as_ptr();
         let to = (products.as_mut_ptr(), PAGE_TOKENS);
         // SAFETY: by this function's contract; `q` has `size` rows, and `products` as many as the largest tile.
         unsafe { with_tile!(size, score_page::<V, S>(head_dim, q, (keys, None), to)) };
-        for (products, weight) in products.chunks_exact(PAGE_TOKENS).zip(&query.weights[head..head + size]) {
+        let Some(weights) = query.weights else { return scores.copy_from_slice(&products[..PAGE_TOKENS]) };
+        for (products, weight) in products.chunks_exact(PAGE_TOKENS).zip(&weights[head..head + size]) {
             for (score, product) in scores.iter_mut().zip(products) {
                 *score = weight.mul_add(product.max(0.0), *score);
             }
@@ -83,7 +88,7 @@ unsafe fn index_body<V: VectorLanes, S: Stored>(query: &IndexQuery<'_>, keys: &[
 ///
 /// # Panics
 /// If there are fewer scores.
-pub fn choose_highest(scores: &[f32], keys: &mut Vec<u32>, chosen: &mut [u32]) {
+fn choose_highest(scores: &[f32], keys: &mut Vec<u32>, chosen: &mut [u32]) {
     let Some(last) = chosen.len().checked_sub(1) else { return };
     keys.clear();
     keys.extend(scores.iter().copied().map(order_key));
@@ -99,6 +104,48 @@ pub fn choose_highest(scores: &[f32], keys: &mut Vec<u32>, chosen: &mut [u32]) {
             && let Some(place) = places.next()
         {
             *place = position as u32;
+        }
+    }
+}
+
+/// Blocks of consecutive positions that rows see as a whole, up to their own position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyBlocks {
+    /// Positions of a block; 1 where each is chosen by itself.
+    pub size: usize,
+    /// Number of last blocks, that of the row the last, which are chosen whatever their scores; at least 1 unless `size` is 1.
+    pub num_local: usize,
+}
+
+impl KeyBlocks {
+    pub const SINGLE: Self = Self { size: 1, num_local: 0 };
+
+    /// Returns the number of positions that a row sees of the blocks that it chooses, which have `top_k`.
+    pub fn num_seen(self, top_k: usize, position: usize) -> usize {
+        top_k - self.size + position % self.size + 1
+    }
+
+    /// Writes the positions of the chosen blocks in ascending order, those behind the row's own too. `scores` are those of the
+    /// positions up to the row's own; `[blocks, keys]` is memory that is kept between calls.
+    ///
+    /// # Panics
+    /// If there are fewer blocks than `chosen` holds.
+    pub fn choose(self, scores: &[f32], [blocks, keys]: [&mut Vec<u32>; 2], chosen: &mut [u32]) {
+        if self == Self::SINGLE {
+            return choose_highest(scores, keys, chosen);
+        }
+        blocks.clear();
+        let highest = |block: &[f32]| block.iter().copied().fold(f32::NEG_INFINITY, f32::max).to_bits();
+        blocks.extend(scores.chunks(self.size).map(highest));
+        let first_local = blocks.len().saturating_sub(self.num_local);
+        blocks[first_local..].fill(f32::INFINITY.to_bits());
+        let num_chosen = chosen.len() / self.size;
+        choose_highest(bytemuck::cast_slice(blocks), keys, &mut chosen[..num_chosen]);
+        // From the last on: the positions of a block lie behind the numbers of those before it.
+        for index in (0..num_chosen).rev() {
+            let first = chosen[index] * self.size as u32;
+            let places = &mut chosen[index * self.size..][..self.size];
+            places.iter_mut().zip(first..).for_each(|(place, position)| *place = position);
         }
     }
 }
@@ -137,7 +184,7 @@ mod tests {
             }
             let q: Vec<f32> = (0..heads * head_dim).map(|n| number(n * 31 + 5)).collect();
             let weights: Vec<f32> = (0..heads).map(|n| number(n * 71 + 9)).collect();
-            let query = IndexQuery { q: &q, weights: &weights, kv_type };
+            let query = IndexQuery { q: &q, weights: Some(&weights), kv_type };
             let mut scalar = [f32::NAN; PAGE_TOKENS];
             index_page(Isa::Scalar, &query, block, &mut scalar);
             for (token, score) in scalar.iter().enumerate() {
@@ -151,12 +198,42 @@ mod tests {
                     (0..heads).map(|head| f64::from(weights[head]) * product(head).max(0.0)).sum();
                 assert!((exact - f64::from(*score)).abs() < 2e-3, "{head_dim} {heads}: {score}, not {exact}");
             }
-            for isa in available() {
+            let head = IndexQuery { q: &q[..head_dim], weights: None, kv_type };
+            let one = IndexQuery { weights: Some(&[1.0]), ..head };
+            let mut of_head = [[f32::NAN; PAGE_TOKENS]; 2];
+            index_page(Isa::Scalar, &head, block, &mut of_head[0]);
+            index_page(Isa::Scalar, &one, block, &mut of_head[1]);
+            assert_eq!(of_head[0].map(|score| score.max(0.0)), of_head[1], "{head_dim}");
+            assert!(of_head[0].iter().any(|score| *score < 0.0));
+            for (isa, (query, expected)) in available()
+                .into_iter()
+                .flat_map(|isa| [(isa, (&query, &scalar)), (isa, (&head, &of_head[0]))])
+            {
                 let mut scores = [f32::NAN; PAGE_TOKENS];
-                index_page(isa, &query, block, &mut scores);
-                assert_eq!(scores.map(f32::to_bits), scalar.map(f32::to_bits), "{isa:?} {head_dim} {heads}");
+                index_page(isa, query, block, &mut scores);
+                assert_eq!(
+                    scores.map(f32::to_bits),
+                    expected.map(f32::to_bits),
+                    "{isa:?} {head_dim} {heads}"
+                );
             }
         }
+    }
+
+    #[test]
+    fn blocks_are_chosen_by_their_highest_scores_and_the_last_ones_always() {
+        let choose = |scores: &[f32], num_local: usize, count: usize| {
+            let mut chosen = vec![u32::MAX; 2 * count];
+            let blocks = KeyBlocks { size: 2, num_local };
+            blocks.choose(scores, [&mut vec![9], &mut vec![7; 3]], &mut chosen);
+            (chosen, blocks.num_seen(2 * count, scores.len() - 1))
+        };
+        let scores = [-5.0, 1.0, 3.0, -9.0, 2.0, 3.0, 0.5, -1.0, -7.0];
+        assert_eq!(choose(&scores, 1, 2), (vec![2, 3, 8, 9], 3));
+        assert_eq!(choose(&scores, 1, 3), (vec![2, 3, 4, 5, 8, 9], 5));
+        assert_eq!(choose(&scores, 2, 3), (vec![2, 3, 6, 7, 8, 9], 5));
+        assert_eq!(choose(&scores[..8], 1, 2), (vec![2, 3, 6, 7], 4));
+        assert_eq!(choose(&[f32::NAN, f32::NAN, f32::NEG_INFINITY, -8.0, 0.0], 1, 2), (vec![2, 3, 4, 5], 3));
     }
 
     #[test]

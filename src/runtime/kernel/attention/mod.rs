@@ -26,7 +26,7 @@ mod tile;
 
 use std::ops::Range;
 
-pub use index::{IndexQuery, choose_highest, index_page};
+pub use index::{IndexQuery, KeyBlocks, index_page};
 pub(crate) use lanes::VectorLanes;
 pub use stored::{BLOCK, KvPart, KvType, KvValues, PAGE_TOKENS, copy_row, read_row, write_row};
 use stored::{F16, F32, Q8, Stored};

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::tensor::{HostTensor, SharedBytes};
 use llmctl_base::error::{Error, LoadError, Result};
-pub use llmctl_kernel::attention::{KvType, KvValues, PAGE_TOKENS, ScoreRule};
+pub use llmctl_kernel::attention::{KeyBlocks, KvType, KvValues, PAGE_TOKENS, ScoreRule};
 pub use llmctl_kernel::gemm::WeightedRows;
 pub use llmctl_kernel::math::Activation;
 pub use llmctl_kernel::texts::{Reach, TextHeads};
@@ -94,7 +94,7 @@ pub struct AttentionSpec<'a, V> {
     pub is_two_way: bool,
     /// Learned scores, one per head, that take part in the softmax without a value (gpt-oss).
     pub sinks: Option<&'a V>,
-    /// The positions that rows see; `None` if they see all. For latent attention only.
+    /// The positions that rows see; `None` if they see all. For latent attention, and for whole pages.
     pub selected: Option<&'a SelectedKeys>,
 }
 
@@ -103,16 +103,28 @@ pub struct AttentionSpec<'a, V> {
 pub struct IndexerSpec {
     /// Index into [`KvLayout::stores`], of the indexer's keys.
     pub store: usize,
-    /// Number of positions that a row sees at most; at least 1.
+    /// Number of positions that a row sees at most, a multiple of a block's; at least 1.
     pub top_k: usize,
+    pub blocks: KeyBlocks,
+    /// True if each head chooses for one KV head, by its products alone.
+    pub is_per_head: bool,
 }
 
 /// The positions that the rows of a step see by an indexer's choice.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Clone)]
 pub struct SelectedKeys {
     pub top_k: usize,
-    /// `[rows, top_k]`, ascending in each row; unused, or missing, for rows that see all.
+    pub blocks: KeyBlocks,
+    /// Number of choices of a row: one, or one for each KV head.
+    pub num_choices: usize,
+    /// `[rows, choices, top_k]`, ascending in each choice; unused, or missing, for rows that see all.
     pub positions: Vec<u32>,
+}
+
+impl Default for SelectedKeys {
+    fn default() -> Self {
+        Self { top_k: 0, blocks: KeyBlocks::SINGLE, num_choices: 1, positions: Vec::new() }
+    }
 }
 
 impl SelectedKeys {
@@ -122,9 +134,11 @@ impl SelectedKeys {
         self.positions.clear();
     }
 
-    /// Returns the positions that a row at `position` sees; `None` for all up to its own.
-    pub fn of_row(&self, row: usize, position: usize) -> Option<&[u32]> {
-        (position >= self.top_k).then(|| &self.positions[row * self.top_k..][..self.top_k])
+    /// Returns the positions that a KV head's row at `position` sees; `None` for all up to its own.
+    pub fn of_row(&self, row: usize, kv_head: usize, position: usize) -> Option<&[u32]> {
+        let choice = row * self.num_choices + kv_head.min(self.num_choices - 1);
+        let num_seen = || self.blocks.num_seen(self.top_k, position);
+        (position >= self.top_k).then(|| &self.positions[choice * self.top_k..][..num_seen()])
     }
 }
 
@@ -539,8 +553,8 @@ pub trait Backend: Send + 'static {
     ) -> Result<()>;
 
     /// Chooses for each row the positions with the highest scores of an indexer, whose keys are in the pages: `[q, weights]` are
-    /// `[rows, heads * head_dim]` and `[rows, heads]`. See [`llmctl_kernel::attention::index_page`] and
-    /// [`llmctl_kernel::attention::choose_highest`] for score and choice.
+    /// `[rows, heads * head_dim]` and `[rows, heads]`; where each head chooses, `weights` are not read. See
+    /// [`llmctl_kernel::attention::index_page`] and [`KeyBlocks::choose`] for score and choice.
     fn select_keys(
         &self,
         kv: &Self::Kv,

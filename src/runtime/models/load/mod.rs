@@ -609,6 +609,9 @@ fn activation_bytes(config: &DecoderConfig) -> u64 {
     let widest = config.layers.iter().map(|layer| layer.mixer_width() + layer.feed_forward.width()).max();
     let chosen = config.layers.iter().filter_map(|layer| match &layer.mixer {
         MixerConfig::Latent(latent) => Some(HELD_SCORES + ROWS * latent.indexer()?.top_k),
+        MixerConfig::Attention(attention) => {
+            Some(HELD_SCORES + ROWS * attention.num_kv_heads * attention.indexer?.top_k)
+        }
         _ => None,
     });
     let rows = ROWS * (6 * config.hidden_size + 3 * widest.unwrap_or(0)) + chosen.max().unwrap_or(0);

@@ -2,7 +2,7 @@
 //!
 //! `arch/` fills it in from config.json or GGUF metadata; the decoder reads no other configuration.
 
-pub use crate::backend::{Activation, DeltaShape, SsmShape};
+pub use crate::backend::{Activation, DeltaShape, KeyBlocks, SsmShape};
 pub use crate::images::TwoWay;
 
 /// A whole decoder.
@@ -107,7 +107,10 @@ impl LayerConfig {
     /// Returns the width of the widest of its mixer's buffers.
     pub fn mixer_width(&self) -> usize {
         match &self.mixer {
-            MixerConfig::Attention(attention) => attention.num_heads * attention.head_dim,
+            MixerConfig::Attention(attention) => {
+                let indexer = attention.indexer.map_or(0, IndexerConfig::width);
+                indexer.max(attention.num_heads * attention.head_dim)
+            }
             MixerConfig::None | MixerConfig::ShortConv(_) => 0,
             MixerConfig::DeltaNet(net) => net.shape.conv_width(),
             MixerConfig::Ssm(ssm) => ssm.shape.conv_width(),
@@ -162,6 +165,8 @@ pub struct AttentionConfig {
     /// Factor of values (MiMo V2).
     pub value_scale: f32,
     pub output_gate: Option<OutputGate>,
+    /// Chooses the tokens that a row sees, for each KV head; `None` if it sees all (MiniMax M3).
+    pub indexer: Option<IndexerConfig>,
 }
 
 impl AttentionConfig {
@@ -308,7 +313,8 @@ pub enum SeenKeys {
     AsBefore,
 }
 
-/// An indexer: a token's score is the sum over heads of `weight * max(q . key, 0)`, with one key for all heads.
+/// An indexer, with one key for all heads. A token's score is the sum over heads of `weight * max(q . key, 0)`, in ordinary attention
+/// each head's `q . key`, by which it chooses for one KV head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexerConfig {
     pub num_heads: usize,
@@ -316,14 +322,22 @@ pub struct IndexerConfig {
     pub head_dim: usize,
     /// Number of tokens that a row sees at most.
     pub top_k: usize,
+    pub blocks: KeyBlocks,
     /// True if the file stores rotary pairs side by side.
     pub interleaved: bool,
+}
+
+impl IndexerConfig {
+    /// Returns the number of values of a row's queries.
+    fn width(self) -> usize {
+        self.num_heads * self.head_dim
+    }
 }
 
 impl LatentConfig {
     /// Returns the width of the widest of its buffers.
     fn width(&self) -> usize {
-        let indexer = self.indexer().map_or(0, |indexer| indexer.num_heads * indexer.head_dim);
+        let indexer = self.indexer().copied().map_or(0, IndexerConfig::width);
         indexer.max(self.num_heads * self.key_dim())
     }
 

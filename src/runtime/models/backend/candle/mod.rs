@@ -297,6 +297,7 @@ impl Backend for Candle {
         spans: &[RowSpan],
         out: &mut SelectedKeys,
     ) -> Result<()> {
+        let weights = if spec.is_per_head { q } else { weights };
         let inputs = q.get().and_then(|q| Ok([q, weights.get()?]));
         inputs.and_then(|inputs| latent::select_keys(kv, *spec, inputs, spans, out)).map_err(backend_error)
     }

@@ -87,16 +87,18 @@ impl RowGroup {
     }
 
     /// Returns the mask of rows that see chosen positions only, as [`Self::mask`]. The group has no window: it sees all
-    /// positions from 0 on.
+    /// positions from 0 on. The first dimension is 1, or KV heads if each has a choice of its own.
     pub fn chosen(&self, chosen: &SelectedKeys, spans: &[RowSpan], device: &Device) -> Result<Tensor> {
-        let mut mask = vec![f32::NEG_INFINITY; self.rows.len() * self.seen];
-        for ((row, position), mask) in self.positions(spans).zip(mask.chunks_exact_mut(self.seen)) {
-            match chosen.of_row(row, position) {
+        let mut mask = vec![f32::NEG_INFINITY; chosen.num_choices * self.rows.len() * self.seen];
+        let rows = (0..chosen.num_choices).flat_map(|head| self.positions(spans).map(move |row| (head, row)));
+        for ((head, (row, position)), mask) in rows.zip(mask.chunks_exact_mut(self.seen)) {
+            match chosen.of_row(row, head, position) {
                 None => mask[..=position].fill(0.0),
                 Some(chosen) => chosen.iter().for_each(|chosen| mask[*chosen as usize] = 0.0),
             }
         }
-        Tensor::from_vec(mask, (1, self.batch, 1, self.rows.len() / self.batch, self.seen), device)
+        let shape = (chosen.num_choices, self.batch, 1, self.rows.len() / self.batch, self.seen);
+        Tensor::from_vec(mask, shape, device)
     }
 }
 

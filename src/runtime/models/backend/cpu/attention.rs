@@ -6,7 +6,8 @@
 //! tasks for the threads, because heads lie side by side in a page and sequential reads are fastest.
 //!
 //! A row that sees chosen positions only is computed alone: its keys are copied, in ascending order of their positions, to pages
-//! of its own, of which it sees all. So a choice of all positions gives the bits of attention without a choice.
+//! of its own, of which it sees all; pages that are chosen as a whole are read where they are. So a choice of all positions gives
+//! the bits of attention without a choice.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -89,7 +90,7 @@ impl AttentionJob<'_> {
             head_dim,
             values: self.shape.values,
             // The last one of the pages that hold the chosen keys.
-            start: self.chosen(block).map_or(start, |chosen| chosen.len() - 1),
+            start: self.chosen(block, kv_head).map_or(start, |chosen| chosen.len() - 1),
             window: self.spec.window,
             spans: spans.unwrap_or_default(),
             rule: self.spec.rule,
@@ -97,10 +98,15 @@ impl AttentionJob<'_> {
         }
     }
 
-    /// Returns the positions that the row of a block sees; `None` if its rows see all.
-    fn chosen(&self, block: &QueryBlock) -> Option<&[u32]> {
+    /// Returns the positions that a KV head's row of a block sees; `None` if its rows see all.
+    fn chosen(&self, block: &QueryBlock, kv_head: usize) -> Option<&[u32]> {
         let (span, row) = (&self.spans[block.span], block.rows.start);
-        self.spec.selected?.of_row(row, span.start + row - span.rows.start)
+        self.spec.selected?.of_row(row, kv_head, span.start + row - span.rows.start)
+    }
+
+    /// Returns whether chosen positions are whole pages.
+    fn chooses_pages(&self) -> bool {
+        self.spec.selected.is_some_and(|selected| selected.blocks.size.is_multiple_of(PAGE_TOKENS))
     }
 
     /// Copies the chosen keys of some runs, counted in the order of `positions`, to pages side by side.
@@ -154,11 +160,12 @@ impl AttentionPlan {
         let single = |block: &QueryBlock| job.spans[block.span].rows.len() == 1;
         let num_runs = self.blocks.iter().filter(|block| single(block)).map(|block| block.runs.len()).sum();
         let kv_heads = job.kv_heads_of_a_run(num_runs, threads);
+        let chooses_by_head = job.spec.selected.is_some_and(|selected| selected.num_choices > 1);
         let few = self.blocks.len() * num_kv_heads < TASKS_PER_THREAD * threads;
         // The last rows of a prompt see the most pages: they go first, so that no thread ends up alone with them.
         for (index, block) in self.blocks.iter_mut().enumerate().rev() {
             block.first_task = self.tasks.len();
-            block.kv_heads = if single(block) { kv_heads } else { 1 };
+            block.kv_heads = if single(block) && !chooses_by_head { kv_heads } else { 1 };
             block.num_parts = if single(block) || few { block.runs.len() } else { 1 };
             let step = block.runs.len() / block.num_parts;
             for first in block.runs.clone().step_by(step) {
@@ -204,12 +211,16 @@ fn run_task(isa: Isa, job: &AttentionJob<'_>, blocks: &[QueryBlock], task: &Atte
     let queries = job.queries(block, task.kv_head);
     let span = &job.spans[block.span];
     let kv_heads = task.kv_head..task.kv_head + block.kv_heads;
-    let page = |number: usize| job.kv.head_pages(job.spec.store, kv_heads.clone(), span.pages[number]);
+    let page_at = |number: usize| job.kv.head_pages(job.spec.store, kv_heads.clone(), span.pages[number]);
     let len = block.kv_heads * queries.rows * queries.heads * partial_len(job.shape.value_dim());
     let slot = &mut slot[..len];
-    let Some(positions) = job.chosen(block) else {
-        return attend_runs(isa, &queries, task.runs.clone(), &page, slot);
+    let Some(positions) = job.chosen(block, task.kv_head) else {
+        return attend_runs(isa, &queries, task.runs.clone(), &page_at, slot);
     };
+    if job.chooses_pages() {
+        let page = |number: usize| page_at(positions[number * PAGE_TOKENS] as usize / PAGE_TOKENS);
+        return attend_runs(isa, &queries, task.runs.clone(), &page, slot);
+    }
     CHOSEN.with_borrow_mut(|pages| {
         job.gather(span, positions, task.runs.clone(), pages);
         let block_bytes = PAGE_TOKENS * job.kv.kv_type().row_bytes(job.shape.head_dim);

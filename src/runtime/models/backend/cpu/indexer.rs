@@ -1,5 +1,5 @@
-//! Chooses the positions that rows see, by an indexer's scores: runs of positions of each row on all threads, then the choice of
-//! each row.
+//! Chooses the positions that rows see, by an indexer's scores: runs of positions of each choice on all threads, then the choices;
+//! a row has one, or one for each KV head.
 
 use std::cell::RefCell;
 
@@ -7,29 +7,29 @@ use super::kv::CpuKv;
 use super::{Cpu, CpuBuffer};
 use crate::backend::{IndexerSpec, PAGE_TOKENS, RowSpan, SelectedKeys};
 use llmctl_kernel::Isa;
-use llmctl_kernel::attention::{IndexQuery, RUN_TOKENS, choose_highest, index_page};
+use llmctl_kernel::attention::{IndexQuery, RUN_TOKENS, index_page};
 
 /// Scores that are held at once, but at least those of one row.
 pub const HELD_SCORES: usize = 1 << 20;
 
 thread_local! {
-    static ORDER: RefCell<Vec<u32>> = RefCell::default();
+    static ORDER: RefCell<[Vec<u32>; 2]> = RefCell::default();
 }
 
-/// Rows of a step that do not see all positions, and their scores; kept between calls to reuse the memory.
+/// The choices of rows that do not see all positions, and their scores; kept between calls to reuse the memory.
 #[derive(Default)]
 pub struct IndexPlan {
-    rows: Vec<IndexedRow>,
-    /// `[rows held at once][runs][RUN_TOKENS]`.
+    choices: Vec<IndexChoice>,
+    /// `[choices held at once][runs][RUN_TOKENS]`.
     scores: Vec<f32>,
 }
 
-/// A row that chooses.
+/// A choice of a row.
 #[derive(Debug, Clone, Copy)]
-struct IndexedRow {
+struct IndexChoice {
     span: usize,
-    /// Row of the step.
-    row: usize,
+    /// Row of the step, times the choices of a row, plus the choice's number.
+    index: usize,
     position: usize,
 }
 
@@ -38,19 +38,23 @@ struct IndexJob<'a> {
     kv: &'a CpuKv,
     store: usize,
     q: &'a CpuBuffer,
-    weights: &'a CpuBuffer,
+    weights: Option<&'a CpuBuffer>,
+    num_choices: usize,
     spans: &'a [RowSpan],
 }
 
 impl IndexJob<'_> {
-    /// Computes a row's scores of a run of positions; those of pages behind the row's own stay as they are.
-    fn score(&self, isa: Isa, row: IndexedRow, run: usize, scores: &mut [f32]) {
-        let (q, weights, kv_type) = (self.q.row(row.row), self.weights.row(row.row), self.kv.kv_type());
-        let query = IndexQuery { q, weights, kv_type };
+    /// Computes a choice's scores of a run of positions; those of pages behind the row's own stay as they are.
+    fn score(&self, isa: Isa, choice: IndexChoice, run: usize, scores: &mut [f32]) {
+        let (row, head) = (choice.index / self.num_choices, choice.index % self.num_choices);
+        let width = self.q.width() / self.num_choices;
+        let q = &self.q.row(row)[head * width..][..width];
+        let weights = self.weights.map(|weights| weights.row(row));
+        let query = IndexQuery { q, weights, kv_type: self.kv.kv_type() };
         for (page, scores) in scores.chunks_exact_mut(PAGE_TOKENS).enumerate() {
             let position = run * RUN_TOKENS + page * PAGE_TOKENS;
-            if position <= row.position {
-                let (page, _) = self.spans[row.span].slot(position);
+            if position <= choice.position {
+                let (page, _) = self.spans[choice.span].slot(position);
                 index_page(isa, &query, self.kv.head_pages(self.store, 0..1, page).keys, scores);
             }
         }
@@ -62,43 +66,49 @@ impl Cpu {
     pub(super) fn choose_keys(
         &self,
         kv: &CpuKv,
-        IndexerSpec { store, top_k }: IndexerSpec,
+        IndexerSpec { store, top_k, blocks, is_per_head }: IndexerSpec,
         [q, weights]: [&CpuBuffer; 2],
         spans: &[RowSpan],
         out: &mut SelectedKeys,
     ) {
         let scratch = &mut *self.scratch.borrow_mut();
-        let (IndexPlan { rows, scores }, isa) = (&mut scratch.index, self.isa);
-        find_rows(spans, top_k, rows);
-        out.top_k = top_k;
-        out.positions.resize(q.num_rows() * top_k, 0);
-        let job = IndexJob { kv, store, q, weights, spans };
-        let longest = rows.iter().map(|row| row.position + 1).max().unwrap_or(1);
+        let (IndexPlan { choices, scores }, isa) = (&mut scratch.index, self.isa);
+        let num_choices = if is_per_head { q.width() / kv.shape(store).head_dim } else { 1 };
+        find_choices(spans, top_k, num_choices, choices);
+        (out.top_k, out.blocks, out.num_choices) = (top_k, blocks, num_choices);
+        out.positions.resize(q.num_rows() * num_choices * top_k, 0);
+        let job = IndexJob { kv, store, q, weights: (!is_per_head).then_some(weights), num_choices, spans };
+        let longest = choices.iter().map(|choice| choice.position + 1).max().unwrap_or(1);
         let runs = longest.div_ceil(RUN_TOKENS);
         let stride = runs * RUN_TOKENS;
-        for rows in rows.chunks((HELD_SCORES / stride).max(1)) {
-            scores.resize(rows.len() * stride, 0.0);
-            self.for_chunks(scores, RUN_TOKENS, rows.len() * stride * q.width(), |index, scores| {
-                job.score(isa, rows[index / runs], index % runs, scores);
+        for choices in choices.chunks((HELD_SCORES / stride).max(1)) {
+            scores.resize(choices.len() * stride, 0.0);
+            let work = choices.len() * stride * (q.width() / num_choices);
+            self.for_chunks(scores, RUN_TOKENS, work, |index, scores| {
+                job.score(isa, choices[index / runs], index % runs, scores);
             });
-            let (first, last) = (rows[0].row, rows[rows.len() - 1].row);
+            let (first, last) = (choices[0].index, choices[choices.len() - 1].index);
             let places = &mut out.positions[first * top_k..(last + 1) * top_k];
             self.pool().chunks_mut(places, top_k, |index, chosen| {
-                if let Ok(at) = rows.binary_search_by_key(&(first + index), |row| row.row) {
-                    let scores = &scores[at * stride..][..rows[at].position + 1];
-                    ORDER.with_borrow_mut(|order| choose_highest(scores, order, chosen));
+                if let Ok(at) = choices.binary_search_by_key(&(first + index), |choice| choice.index) {
+                    let scores = &scores[at * stride..][..choices[at].position + 1];
+                    ORDER.with_borrow_mut(|memory| blocks.choose(scores, memory.each_mut(), chosen));
                 }
             });
         }
     }
 }
 
-/// Lists the rows that see more than `top_k` positions, in ascending order.
-fn find_rows(spans: &[RowSpan], top_k: usize, found: &mut Vec<IndexedRow>) {
+/// Lists the choices of rows that see more than `top_k` positions, in ascending order.
+fn find_choices(spans: &[RowSpan], top_k: usize, num_choices: usize, found: &mut Vec<IndexChoice>) {
     found.clear();
     for (span, facts) in spans.iter().enumerate() {
-        let row = |row| IndexedRow { span, row, position: facts.start + row - facts.rows.start };
-        found.extend((facts.first_beyond(top_k)..facts.rows.end).map(row));
+        let rows = facts.first_beyond(top_k)..facts.rows.end;
+        let choice = |index| {
+            let position = facts.start + index / num_choices - facts.rows.start;
+            IndexChoice { span, index, position }
+        };
+        found.extend((rows.start * num_choices..rows.end * num_choices).map(choice));
     }
 }
 
@@ -106,7 +116,7 @@ fn find_rows(spans: &[RowSpan], top_k: usize, found: &mut Vec<IndexedRow>) {
 mod tests {
     use super::*;
     use crate::backend::{
-        AttentionSpec, Backend, KvLayout, KvShape, KvType, KvValues, ScoreRule, Store, StoreShape,
+        AttentionSpec, Backend, KeyBlocks, KvLayout, KvShape, KvType, KvValues, ScoreRule, Store, StoreShape,
     };
 
     const HEADS: usize = 3;
@@ -181,7 +191,8 @@ mod tests {
             let mut selected = SelectedKeys::default();
             cpu.store_kv(kv, 0, &rows(&self.keys), &rows(&self.keys), spans).expect("pages");
             cpu.store_kv(kv, 1, &rows(&self.index_keys), &rows(&self.index_keys), spans).expect("pages");
-            let spec = IndexerSpec { store: 1, top_k: TOP_K };
+            let (blocks, is_per_head) = (KeyBlocks::SINGLE, false);
+            let spec = IndexerSpec { store: 1, top_k: TOP_K, blocks, is_per_head };
             let inputs = [&rows(&self.index_q), &rows(&self.weights)];
             cpu.select_keys(kv, &spec, inputs, spans, &mut selected).expect("a choice");
             let out = attend(cpu, kv, &rows(&self.q), spans, Some(&selected));
@@ -212,7 +223,7 @@ mod tests {
             let positions: Vec<usize> = (0..TOKENS).collect();
             let (selected, out) = layer.step(&cpu, &mut kv, &positions, &[span(0, 0..TOKENS, 0)]);
             for row in [0, TOP_K - 1, TOP_K, TOP_K + 1, 255, 256, 411, TOKENS - 1] {
-                let chosen: Vec<usize> = match selected.of_row(row, row) {
+                let chosen: Vec<usize> = match selected.of_row(row, 0, row) {
                     None => (0..=row).collect(),
                     Some(chosen) => chosen.iter().map(|position| *position as usize).collect(),
                 };

@@ -203,6 +203,7 @@ fn attention(
         narrow_values: None,
         value_scale: 1.0,
         output_gate: None,
+        indexer: None,
     })
 }
 

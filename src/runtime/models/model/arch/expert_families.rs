@@ -113,7 +113,7 @@ pub const MINIMAX_M2: Family = Family {
 };
 
 /// Returns the rotated fraction of a head, of which published files give the values: `rotary_dim`.
-fn rotated_fraction(reader: &ConfigReader) -> LoadResult<f32> {
+pub fn rotated_fraction(reader: &ConfigReader) -> LoadResult<f32> {
     match (reader.count("rotary_dim")?, reader.count("head_dim")?.unwrap_or(128)) {
         (Some(rotated), head_dim) if head_dim > 0 => Ok(rotated as f32 / head_dim as f32),
         _ => Ok(1.0),

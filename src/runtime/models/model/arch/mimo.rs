@@ -136,7 +136,7 @@ fn class_keys(reader: &ConfigReader) -> LoadResult<Map<String, Value>> {
 }
 
 /// Returns the kinds of the layers that a list of 0 and 1 names.
-fn kinds(reader: &ConfigReader, key: &str, names: [&str; 2]) -> Option<Value> {
+pub fn kinds(reader: &ConfigReader, key: &str, names: [&str; 2]) -> Option<Value> {
     let listed = reader.value(key)?;
     Some(listed.as_array()?.iter().map(|kind| names[usize::from(kind.as_u64() != Some(0))]).collect())
 }

@@ -23,6 +23,7 @@ mod granite_hybrid;
 mod kimi_linear;
 mod lfm2;
 mod mimo;
+mod minimax_m3;
 mod nemotron_h;
 mod published;
 mod qwen3_5;
@@ -107,6 +108,7 @@ pub const FAMILIES: &[Family] = &[
     dense_families::LLAMA,
     mimo::FAMILY,
     expert_families::MINIMAX_M2,
+    minimax_m3::FAMILY,
     dense_families::MINISTRAL3,
     dense_families::MISTRAL,
     deepseek::MISTRAL4_FAMILY,

@@ -56,6 +56,7 @@ pub const PUBLISHED: &[(&str, &str)] = &[
     ("exaone-moe", "K-EXAONE"),
     ("seed-oss", "Seed-OSS"),
     ("minimax-m2", "MiniMax M2"),
+    ("minimax-m3", "MiniMax M3 (text)"),
     ("mimo-v2", "MiMo V2 Flash"),
     ("step3.5", "Step 3.5 Flash, Step 3.7 Flash (text)"),
     ("laguna", "Laguna XS and M"),

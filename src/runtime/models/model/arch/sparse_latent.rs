@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::deepseek::{ExpertFacts, parse_latent};
 use super::dense::MAX_WIDTH;
 use super::{ConfigReader, Description, Family};
-use crate::model::config::{IndexerConfig, LatentConfig, MixerConfig, SeenKeys};
+use crate::model::config::{IndexerConfig, KeyBlocks, LatentConfig, MixerConfig, SeenKeys};
 use llmctl_base::error::LoadResult;
 
 pub const DEEPSEEK_FAMILY: Family = Family {
@@ -23,7 +23,7 @@ pub const GLM_FAMILY: Family = Family {
 const FACTS: ExpertFacts = ExpertFacts { dense: ("first_k_dense_replace", 3), ..ExpertFacts::DEEPSEEK };
 
 /// Most positions that a row may choose; every row of a step keeps as many numbers.
-const MAX_TOP_K: usize = 1 << 17;
+pub const MAX_TOP_K: usize = 1 << 17;
 
 /// Parses a model of either family. GLM's indexers rotate pairs that lie side by side, and may be shared.
 fn parse_config(family: &Family, reader: &ConfigReader, is_glm: bool) -> LoadResult<Description> {
@@ -56,7 +56,7 @@ fn indexer(reader: &ConfigReader, latent: &LatentConfig, interleaved: bool) -> L
     let num_heads = reader.size(heads_key, MAX_WIDTH / head_dim)?;
     let top_key = reader.pick("index_topk", "attention.indexer.top_k");
     let top_k = reader.size(top_key, MAX_TOP_K)?;
-    Ok(IndexerConfig { num_heads, head_dim, top_k, interleaved })
+    Ok(IndexerConfig { num_heads, head_dim, top_k, blocks: KeyBlocks::SINGLE, interleaved })
 }
 
 /// Returns which layers have an indexer of their own.

@@ -1,6 +1,7 @@
 //! Attention of one layer: projections, norms of q, k and v, rotary positions, and its KV rows.
 
 use super::buffers::{LayerBuffers, LayerContext, Mixer, Projection};
+use super::indexer::Indexer;
 use super::load::Loader;
 use super::{StepBuffers, StoreIndex};
 use crate::backend::{Activation, AttentionSpec, Backend, ScoreRule, TextHeads};
@@ -19,6 +20,7 @@ pub struct Attention<B: Backend> {
     kv: Option<KeysAndValues<B>>,
     sinks: Option<B::Vector>,
     output: Projection<B>,
+    indexer: Option<Indexer<B>>,
 }
 
 /// A gate of the heads' outputs.
@@ -41,7 +43,7 @@ struct KeysAndValues<B: Backend> {
 impl<B: Backend> Attention<B> {
     /// # Errors
     /// `LoadError::Tensor` naming the tensor that is missing or has the wrong shape.
-    pub fn load(loader: &Loader<'_, B>, config: &AttentionConfig, store: StoreIndex) -> LoadResult<Self> {
+    pub fn load(loader: &Loader<'_, B>, config: &AttentionConfig, stores: &[StoreIndex]) -> LoadResult<Self> {
         let mixed_width = config.num_heads * config.value_dim();
         let [q_len, _] = normed_lens(config);
         let Projections { q, output_gate, kv } = load_projections(loader, config)?;
@@ -51,13 +53,14 @@ impl<B: Backend> Attention<B> {
         Ok(Self {
             config: config.clone(),
             eps: loader.eps,
-            store,
+            store: stores[0],
             q,
             output_gate,
             q_norm: q_len.map(|len| qk_weights(loader, config, 0, len)).transpose()?,
             kv,
             sinks: config.has_sinks.then(sinks).transpose()?,
             output: loader.adapted(output)?,
+            indexer: Indexer::of_heads(loader, config, stores)?,
         })
     }
 
@@ -149,9 +152,9 @@ impl<B: Backend> Attention<B> {
 }
 
 impl<B: Backend> Mixer<B> for Attention<B> {
-    /// Returns false if the keys and values are another layer's.
+    /// Returns false if the keys and values are another layer's, or the layer has keys of an indexer.
     fn store(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer) -> Result<bool> {
-        let Some(own) = &self.kv else { return Ok(false) };
+        let Some(own) = self.kv.as_ref().filter(|_| self.indexer.is_none()) else { return Ok(false) };
         Self::project(context, None, Some(own), input)?;
         self.finish_keys_and_values(own, context)?;
         let LayerContext { backend, step, kv, work, .. } = context;
@@ -167,8 +170,11 @@ impl<B: Backend> Mixer<B> for Attention<B> {
             self.finish_keys_and_values(kv, context)?;
         }
         self.finish_queries(context)?;
+        if let Some(indexer) = &self.indexer {
+            indexer.choose(context, input)?;
+        }
         let LayerContext { step, kv, work, .. } = context;
-        let LayerBuffers { q, k, v, mixed, gate, .. } = &mut **work;
+        let LayerBuffers { q, k, v, mixed, gate, selected, .. } = &mut **work;
         let spans = &step.spans[self.store.group];
         let rule = ScoreRule { scale: config.scale, softcap: config.softcap };
         if let Some(texts) = &step.texts {
@@ -187,7 +193,7 @@ impl<B: Backend> Mixer<B> for Attention<B> {
                 window: config.window,
                 is_two_way: step.two_way.is_in(config.window),
                 sinks: self.sinks.as_ref(),
-                selected: None,
+                selected: self.indexer.as_ref().map(|_| &*selected),
             };
             backend.attend(kv, &spec, q, spans, mixed)?;
         }

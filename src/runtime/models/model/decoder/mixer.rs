@@ -33,7 +33,7 @@ pub fn load_mixer<B: Backend>(
 ) -> LoadResult<Option<Box<dyn Mixer<B>>>> {
     let mixer: Box<dyn Mixer<B>> = match (config, stores) {
         (MixerConfig::None, _) => return Ok(None),
-        (MixerConfig::Attention(attention), &[store]) => Box::new(Attention::load(loader, attention, store)?),
+        (MixerConfig::Attention(attention), stores) => Box::new(Attention::load(loader, attention, stores)?),
         (MixerConfig::Latent(latent), stores) => Box::new(LatentAttention::load(loader, latent, stores)?),
         (MixerConfig::ShortConv(conv), &[store]) => Box::new(ShortConv::load(loader, conv, store)?),
         (MixerConfig::DeltaNet(net), &[store, _]) if net.is_kimi => {
@@ -42,7 +42,7 @@ pub fn load_mixer<B: Backend>(
         (MixerConfig::DeltaNet(net), &[store, _]) => Box::new(DeltaNet::load(loader, net, store)?),
         (MixerConfig::Ssm(ssm), &[conv, state]) => Box::new(Ssm::load(loader, ssm, [conv, state])?),
         (MixerConfig::AttentionAndSsm { attention, ssm, scales }, &[rows, conv, state]) => {
-            let attention = Attention::load(loader, attention, rows)?;
+            let attention = Attention::load(loader, attention, &[rows])?;
             let ssm = Ssm::load(loader, ssm, [conv, state])?;
             Box::new(AttentionAndSsm { attention, ssm, scales: *scales })
         }

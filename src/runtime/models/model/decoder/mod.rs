@@ -44,8 +44,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::config::{
-    AttentionConfig, DecoderConfig, DeltaNetConfig, KvSource, LayerConfig, MixerConfig, Naming, RopeScaling,
-    SsmConfig,
+    AttentionConfig, DecoderConfig, DeltaNetConfig, IndexerConfig, KvSource, LayerConfig, MixerConfig,
+    Naming, RopeScaling, SsmConfig,
 };
 use super::low_rank::Adapter;
 use super::rope::Rope;
@@ -609,18 +609,21 @@ fn store_shapes(mixer: &MixerConfig, hidden_size: usize) -> Vec<(KvKind, StoreSh
         let shape = StoreShape::Rows(KvShape { num_kv_heads, head_dim, values });
         (window.map_or(KvKind::Full, KvKind::SlidingWindow), shape)
     };
+    let one_head =
+        |head_dim, values| (KvKind::Full, StoreShape::Rows(KvShape { num_kv_heads: 1, head_dim, values }));
+    let keys =
+        |indexer: Option<&IndexerConfig>| indexer.map(|indexer| one_head(indexer.head_dim, KvValues::None));
     let of_ssm = |SsmConfig { shape, kernel, .. }: &SsmConfig| {
         [state((kernel - 1) * shape.conv_width()), state(shape.state_len())]
     };
     match mixer {
         MixerConfig::None => vec![],
-        MixerConfig::Attention(attention) => vec![rows(attention)],
+        MixerConfig::Attention(attention) => {
+            [rows(attention)].into_iter().chain(keys(attention.indexer.as_ref())).collect()
+        }
         MixerConfig::Latent(latent) => {
-            let values = KvValues::InKeys(latent.kv_rank);
-            let rows = |head_dim, values| StoreShape::Rows(KvShape { num_kv_heads: 1, head_dim, values });
-            let keys = latent.indexer().map(|indexer| rows(indexer.head_dim, KvValues::None));
-            let stores = [rows(latent.key_dim(), values)].into_iter().chain(keys);
-            stores.map(|shape| (KvKind::Full, shape)).collect()
+            let rows = one_head(latent.key_dim(), KvValues::InKeys(latent.kv_rank));
+            [rows].into_iter().chain(keys(latent.indexer())).collect()
         }
         MixerConfig::ShortConv(conv) => vec![state((conv.kernel - 1) * hidden_size)],
         MixerConfig::DeltaNet(DeltaNetConfig { shape, kernel, .. }) => {
