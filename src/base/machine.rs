@@ -147,9 +147,8 @@ fn parse_quota(text: &str) -> Option<f64> {
 /// Counts the machine's processors, including those this process may not use; `None` if they cannot be read.
 pub fn cpu_count(root: &Path) -> Option<usize> {
     let text = fs::read_to_string(root.join("proc/cpuinfo")).ok()?;
-    let count =
-        text.lines().filter(|line| line.split(':').next().is_some_and(|key| key.trim() == "processor"));
-    Some(count.count()).filter(|&count| count > 0)
+    let is_processor = |line: &&str| line.split(':').next().is_some_and(|key| key.trim() == "processor");
+    Some(text.lines().filter(is_processor).count()).filter(|&count| count > 0)
 }
 
 /// Returns the number of threads to compute with, by [`Cores::threads`].

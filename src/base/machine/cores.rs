@@ -162,9 +162,8 @@ impl Sysfs<'_> {
     /// Counts the cores that are not slow, by Intel's lists if there are any, else by capacity. The measure is the
     /// fastest core that this process may use.
     fn fast(&self, cores: &BTreeSet<usize>, online: &BTreeSet<usize>) -> usize {
-        if let (Some(fast), Some(_)) =
-            (self.cpus("sys/devices/cpu_core/cpus"), self.cpus("sys/devices/cpu_atom/cpus"))
-        {
+        let intel = self.cpus("sys/devices/cpu_core/cpus").zip(self.cpus("sys/devices/cpu_atom/cpus"));
+        if let Some((fast, _)) = intel {
             let count = cores.intersection(&fast).count();
             return if count == 0 { cores.len() } else { count };
         }
@@ -185,11 +184,9 @@ impl Sysfs<'_> {
     }
 
     fn caches(&self, allowed: &BTreeSet<usize>) -> usize {
-        let of_cpu = |index: usize, cpu: usize| {
-            self.cpus(&self.of_cpu(cpu, &format!("cache/index{index}/shared_cpu_list")))
-        };
-        let shared = |index: usize| -> BTreeSet<BTreeSet<usize>> {
-            allowed.iter().filter_map(|&cpu| of_cpu(index, cpu)).collect()
+        let shared = |index: usize| {
+            let file = format!("cache/index{index}/shared_cpu_list");
+            allowed.iter().filter_map(|&cpu| self.cpus(&self.of_cpu(cpu, &file))).collect::<BTreeSet<_>>()
         };
         let third = shared(3);
         if third.is_empty() { shared(2).len() } else { third.len() }

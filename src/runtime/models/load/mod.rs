@@ -262,9 +262,7 @@ pub fn load_with_draft(
     let files = ModelFiles::of(resolved)?;
     let recognised = recognise(files.config_reader())?;
     let of_model = (resolved.name.as_str(), &recognised);
-    let draft = draft
-        .map(|draft| DraftFiles::open(draft, of_model, options.prediction == PredictionUse::Required))
-        .transpose()?;
+    let draft = draft.map(|draft| DraftFiles::open(draft, of_model, options.prediction)).transpose()?;
     let mut notices = resolved.notices.clone();
     let options = &in_force(&files, options, &mut notices);
     let place = notices.len();
