@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
 """Drafts of llmctl beside prompt lookup on llama.cpp, on the same scripted texts and the same file, in turns.
 
-  python benches/lookup.py MODEL.gguf [--texts NAMES] [--lines N] [--drafts 2,10] [-r N] [-t N]
+  python benches/lookup.py MODEL.gguf [--texts NAMES] [--lines N] [--real LLMCTL] [--drafts 2,10] [-r N] [-t N]
 
 Needs llama-cpp-python built for this machine; builds the bench `speculation`, which makes the texts (a file rewritten with small edits, JSON, tool
 calls, prose) and measures llmctl with and without drafts. Weights and logits have no part in what is accepted: both sides compute every row, and
 the text goes on as written. So a model of random weights serves.
+
+With --real, the path of an llmctl, the texts are the model's own likeliest answers to the prompts of `real_prompts`, in the model's chat template: what
+drafts gain on the text of a trained model. llama.cpp computes the same tokens.
 
 llama.cpp's side drafts as llama-cpp-python's LlamaPromptLookupDecoding: the latest two tokens, or else the last one, are looked for from the
 beginning of the text, and the tokens behind the first match, at most as many as --drafts says, go with the known token into one llama_decode.
@@ -28,6 +31,33 @@ import side_by_side
 REPOSITORY = Path(__file__).resolve().parent.parent
 LINE = re.compile(r"^(?P<name>.+): (?P<off>[\d.]+) tok/s off, (?P<auto>[\d.]+) tok/s auto, ")
 LONGEST_MATCH = 2
+
+
+def real_prompts():
+    """Prompts about files of this repository, so that an answer can repeat what it read."""
+    def lines(path, first, last):
+        return "\n".join((REPOSITORY / path).read_text().splitlines()[first - 1 : last])
+
+    call = '{{"name": "read_file", "arguments": {{"path": "{}", "first": 1, "last": 8}}}}'
+    paths = ["src/runtime/sample.rs", "src/runtime/step.rs", "src/runtime/spec.rs"]
+    transcript = "\n".join(f"<tool_call>{call.format(path)}</tool_call>\n<result>\n{lines(path, 1, 8)}\n</result>" for path in paths)
+    return {
+        "rewrite": f"Write this text again. Replace \"llmctl\" by \"the program\" and change nothing else.\n\n{lines('docs/speculation.md', 3, 19)}",
+        "code edit": f"Rename the variable `words` to `parts` in this code and print the whole code.\n\n```rust\n{lines('benches/speculation.rs', 130, 160)}\n```",
+        "JSON": "List the rows of this table as a JSON array of objects with the keys \"processor\", \"run\" and \"speed\".\n\n"
+                + "\n".join(line for line in (REPOSITORY / "docs/speed.md").read_text().splitlines() if "AVX" in line and line.startswith("|")),
+        "tool loop": f"You read files by calls like these. Go on with src/runtime/request.rs, src/runtime/receipt.rs and src/runtime/thread.rs.\n\n{transcript}",
+        "prose": "Explain in five paragraphs why a computer needs memory, and what would happen without it.",
+    }
+
+
+def prompt_ids(program, model, prompt):
+    """The tokens of a prompt in the chat template of the model, or as it is where the model has none."""
+    command = [program, "run", "--model", str(model), "--dry-run", "--output", "json", "--no-stdin"]
+    out = subprocess.run([*command, prompt], capture_output=True, text=True)
+    if out.returncode:
+        out = subprocess.run([*command, "--raw", prompt], check=True, capture_output=True, text=True)
+    return json.loads(out.stdout)["tokens"]
 
 
 class LookupDecoding:
@@ -113,7 +143,7 @@ def measure(args, program, theirs, name, text):
     """Medians of llmctl (`off`, `auto`) and of llama.cpp by its settings."""
     rates = {}
     for _ in range(args.repeat):
-        out = bench(program, str(args.model), f"threads={args.threads}", f"lines={args.lines}", f"only={name}", "runs=1")
+        out = bench(program, *args.script, f"threads={args.threads}", f"only={name}", "runs=1")
         found = LINE.match(out)
         for key in ("off", "auto"):
             rates.setdefault(key, []).append(float(found[key]))
@@ -137,16 +167,22 @@ def main():
     parser.add_argument("model", type=Path)
     parser.add_argument("--texts", type=lambda names: names.split(","), help="rewrite, JSON, tool calls, prose; all without it")
     parser.add_argument("--lines", type=int, default=60, help="lines of the source file")
+    parser.add_argument("--real", metavar="LLMCTL", help="a built llmctl: texts of the model itself")
     parser.add_argument("--drafts", type=lambda numbers: [int(n) for n in numbers.split(",")], default=[2, 10])
     parser.add_argument("-r", "--repeat", type=int, default=3)
     parser.add_argument("-t", "--threads", type=int, default=2)
     args = parser.parse_args()
     args.model = args.model.resolve()
     program = build()
-    with tempfile.TemporaryDirectory() as folder:
-        file = os.path.join(folder, "texts.json")
-        bench(program, str(args.model), f"lines={args.lines}", f"scripts={file}")
-        texts = json.loads(Path(file).read_text())
+    folder = tempfile.TemporaryDirectory()
+    file, prompts = (os.path.join(folder.name, name) for name in ("texts.json", "prompts.json"))
+    args.script = [str(args.model), f"lines={args.lines}"]
+    if args.real:
+        texts = {name: prompt_ids(args.real, args.model, prompt) for name, prompt in real_prompts().items()}
+        Path(prompts).write_text(json.dumps(texts))
+        args.script = [str(args.model), f"real={prompts}"]
+    bench(program, *args.script, f"threads={args.threads}", f"scripts={file}")
+    texts = json.loads(Path(file).read_text())
     texts = {name: text for name, text in texts.items() if args.texts is None or name in args.texts}
     longest = max(len(text["prompt"]) + len(text["answer"]) for text in texts.values())
     theirs = LookupDecoding(args.model, args.threads, longest + 64)
@@ -154,7 +190,8 @@ def main():
     print("|---|---|---|---|---|---|---|---|---|")
     for name, text in texts.items():
         report(name, measure(args, program, theirs, name, text), len(text["answer"]))
-    print(f"{args.threads} threads, {args.repeat} rounds, {args.lines} lines, {args.model.name}")
+    kind = "answers of the model" if args.real else f"{args.lines} lines"
+    print(f"{args.threads} threads, {args.repeat} rounds, {kind}, {args.model.name}")
 
 
 if __name__ == "__main__":

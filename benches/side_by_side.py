@@ -20,6 +20,7 @@ turns.
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -54,6 +55,7 @@ EXPERT_SHAPES = {
 # the KV of earlier ones and have feed-forward parts twice as wide; `per_layer` inputs of each token for each layer. Its assistant
 # reads hidden states of `backbone` values and the KV of the model; llama-cpp-python cannot draft with it, so that it is for --write.
 OTHER_SHAPES = {
+    "qwen3-4b": dict(arch="qwen3", layers=36, hidden=2560, heads=32, kv=8, head=128, ffn=9728, vocab=151936),
     "gemma-4-e2b": dict(arch="gemma4", layers=35, hidden=1536, heads=8, kv=1, head=256, global_head=512, ffn=6144, vocab=262144,
                         shared_kv=20, per_layer=256, window=512),
     "gemma-4-e2b-assistant": dict(arch="gemma4-assistant", layers=4, hidden=256, heads=4, kv=1, head=256, global_head=512,
@@ -63,7 +65,7 @@ GLOBAL_PERIODS = {"gemma4": 5, "gemma4-assistant": 4}
 DELTA_PERIOD, DELTA_KERNEL = 4, 4
 UNTIED = ("qwen3moe", "gpt-oss", "qwen35moe")  # the others use the embeddings for logits too
 ONLY_TYPES = {"qwen3-30b-a3b": "Q4_K_M", "gpt-oss-20b": "MXFP4", "lfm2-8b-a1b": "Q4_K_M", "qwen3.5-35b-a3b": "Q4_K_M",
-              "gemma-4-e2b": "Q4_K_M", "gemma-4-e2b-assistant": "Q8_0"}
+              "gemma-4-e2b": "Q4_K_M", "gemma-4-e2b-assistant": "Q8_0", "qwen3-4b": "Q4_K_M"}
 TYPES = ["Q4_0", "Q4_K_M", "Q8_0", "F16"]
 ROWS = ("pp512", "pp4096", "tg128", "tg32@2048", "tg32@8192", "8 seq", "32 seq", "load")
 OURS = "llmctl"
@@ -582,6 +584,14 @@ def rows_of(result):
     yield "RSS", memory.pop(OURS), best_of(memory, min), ", MiB", False
 
 
+def conditions(args):
+    """The machine, the commit and the options of a run."""
+    told = lambda *command: subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout.strip()
+    named = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return dict(date=time.strftime("%Y-%m-%d"), commit=told("git", "rev-parse", "HEAD"), processor=args.processor or (named[1] if named else "unknown"),
+                threads=args.threads, rounds=args.repeat)
+
+
 def report(results, peers):
     print(f"| model | test | llmctl | {' | '.join(peers)} | ratio to the best | target | % limit |")
     print("|---" * (6 + len(peers)) + "|")
@@ -638,7 +648,8 @@ def main():
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/llmctl-side-by-side")
     parser.add_argument("--program", help="a built examples/throughput, instead of building it")
-    parser.add_argument("--json", type=Path, help="where all rates go")
+    parser.add_argument("--json", type=Path, help="where all rates go; benches/speed_page.py makes pages of docs/speed/*.json")
+    parser.add_argument("--processor", help="name of the processor in the file, without it the system's")
     args = parser.parse_args()
     unknown = set(args.tests or ()) - set(ROWS)
     if unknown:
@@ -663,7 +674,7 @@ def main():
         rows, facts = measure(args, program, shape, kind, path)
         results.append(dict(shape=shape, type=kind, bytes=path.stat().st_size, rows=rows, facts=facts))
         if args.json:
-            args.json.write_text(json.dumps(results, indent=1))
+            args.json.write_text(json.dumps(dict(conditions(args), results=results), indent=1) + "\n")
     report(results, args.peers)
     print(f"{args.threads} threads, {args.repeat} rounds, {time.time() - start:.0f} s", flush=True)
 

@@ -1,15 +1,19 @@
 //! Generation with drafts beside generation without: `cargo bench --bench speculation -- MODEL [threads=N] [runs=N]
-//! [lines=N] [draft=MODEL] [assistant=FILE] [only=TEXT] [scripts=FILE]`. A model is a GGUF file, or a folder whose matrices are then quantised to Q4_0.
+//! [lines=N] [draft=MODEL] [assistant=FILE] [only=TEXT] [scripts=FILE] [real=FILE]`. A model is a GGUF file, or a folder whose matrices are then quantised to Q4_0.
 //! `scripts=FILE` writes the texts as token ids, for benches/lookup.py, and measures nothing.
 //!
 //! The text sets how many drafts are accepted, the model's shape what rows cost. So the model computes every row, and
 //! its logits are then replaced by a script: a source file that is rewritten with small edits, a JSON list of its
 //! functions, the calls of an agent that edits it, and prose. Runs with and without drafts take turns; medians of tokens per second of decoding, and their ratio.
 //!
+//! `real=FILE` takes prompts instead, a JSON object of their names and token ids, and the model's own likeliest answers of at most
+//! [`REAL_TOKENS`] tokens: of a trained model they say what drafts gain in use. `scripts=FILE` writes these, too.
+//!
 //! With a draft model or an assistant, whose logits are the script too but for a part of the tokens, prose is decoded once for each part: what
 //! it costs if it is never right, and what it gains.
 #![allow(clippy::print_stdout, reason = "a benchmark's product is its table")]
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use llmctl_base::Result;
@@ -27,6 +31,10 @@ const PROSE: &str = include_str!("../ARCHITECTURE.md");
 
 /// Parts of the tokens that a draft model expects, in percent.
 const RIGHT: [usize; 4] = [0, 60, 80, 95];
+
+/// Tokens of a real prompt, and of its answer, at most.
+const MOST_PROMPT: usize = 4096;
+const REAL_TOKENS: usize = 400;
 
 /// A model whose sequence goes on as written, whatever it computes. The hidden state of a row, which a prediction block reads, begins
 /// with the row's position in the script.
@@ -190,10 +198,11 @@ fn prose(vocab_size: usize) -> (Vec<u32>, Vec<u32>) {
     (tokens("Describe how this program is made.", vocab_size), text[..text.len().min(1500)].to_vec())
 }
 
-/// Tokens per second of decoding, and what drafts came to.
-fn run(engine: &mut Engine, prompt: &[u32], answer: &[u32]) -> (f64, Usage) {
+/// Tokens per second of decoding, what drafts came to, and the answer's tokens.
+fn run(engine: &mut Engine, prompt: &[u32], max_tokens: usize) -> (f64, Usage, Vec<u32>) {
     let mut request = Request { prompt: prompt.to_vec(), ..Request::default() };
-    request.limits.max_tokens = Some(answer.len());
+    request.limits.max_tokens = Some(max_tokens);
+    request.sampling.temperature = 0.0;
     engine.submit(request).expect("room");
     let mut ids = Vec::new();
     loop {
@@ -201,8 +210,11 @@ fn run(engine: &mut Engine, prompt: &[u32], answer: &[u32]) -> (f64, Usage) {
             match event {
                 Event::Text { tokens, .. } => ids.extend(tokens.iter().map(|token| token.id)),
                 Event::Done(outcome) => {
-                    assert_eq!(ids, answer, "the script");
-                    return (outcome.timings.decode_rate(&outcome.usage).expect("tokens"), outcome.usage);
+                    return (
+                        outcome.timings.decode_rate(&outcome.usage).expect("tokens"),
+                        outcome.usage,
+                        ids,
+                    );
                 }
                 Event::Failed(error) => panic!("{error}"),
                 _ => {}
@@ -220,13 +232,20 @@ struct Options {
     assistant: Option<String>,
     only: Option<String>,
     scripts: Option<String>,
+    real: Option<String>,
+}
+
+impl Options {
+    fn wants(&self, name: &str) -> bool {
+        self.only.as_deref().is_none_or(|only| only == name)
+    }
 }
 
 fn options() -> Options {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let (model, runs, lines) = (String::new(), 3, 300);
-    let (draft, assistant, only, scripts) = (None, None, None, None);
-    let mut options = Options { model, threads, runs, lines, draft, assistant, only, scripts };
+    let (draft, assistant, only, scripts, real) = (None, None, None, None, None);
+    let mut options = Options { model, threads, runs, lines, draft, assistant, only, scripts, real };
     for arg in std::env::args().skip(1).filter(|arg| !arg.starts_with("--")) {
         match arg.split_once('=') {
             Some(("threads", n)) => options.threads = n.parse().expect("threads=N"),
@@ -236,6 +255,7 @@ fn options() -> Options {
             Some(("assistant", file)) => options.assistant = Some(file.to_owned()),
             Some(("only", name)) => options.only = Some(name.to_owned()),
             Some(("scripts", file)) => options.scripts = Some(file.to_owned()),
+            Some(("real", file)) => options.real = Some(file.to_owned()),
             _ => options.model = arg,
         }
     }
@@ -304,7 +324,8 @@ fn compare(name: &str, engines: &mut [Engine; 2], options: &Options, prompt: &[u
     let mut usage = Usage::default();
     for _ in 0..options.runs {
         for (engine, rates) in engines.iter_mut().zip(&mut rates) {
-            let (rate, used) = run(engine, prompt, answer);
+            let (rate, used, ids) = run(engine, prompt, answer.len());
+            assert_eq!(ids, answer, "the script, or the answer without drafts");
             rates.push(rate);
             usage = used;
         }
@@ -337,8 +358,50 @@ fn compare_drafted(draft: &str, options: &Options, vocab_size: usize) {
     }
 }
 
+/// A prompt by name, and its answer.
+type Text = (String, (Vec<u32>, Vec<u32>));
+
+/// Engines of the model itself, without drafts and with them, and its answers to the prompts of a file.
+fn real(options: &Options, file: &str) -> ([Engine; 2], Vec<Text>) {
+    let prompts = std::fs::read_to_string(file).expect("a file of prompts");
+    let mut prompts: BTreeMap<String, Vec<u32>> = serde_json::from_str(&prompts).expect("an object of ids");
+    prompts.retain(|name, _| options.wants(name));
+    let mut engines = [Speculation::Off, Speculation::Auto].map(|speculation| {
+        let LoadedModel { model, texts, .. } = load_plain(&options.model, options, MOST_PROMPT + REAL_TOKENS);
+        let config = EngineConfig {
+            speculation,
+            ..EngineConfig::new(MOST_PROMPT + REAL_TOKENS, texts.end_of_generation)
+        };
+        Engine::new(model, texts.tokenizer, config).expect("valid")
+    });
+    let answered = prompts.into_iter().map(|(name, prompt)| {
+        let (_, _, answer) = run(&mut engines[0], &prompt, REAL_TOKENS);
+        (name, (prompt, answer))
+    });
+    let texts = answered.collect();
+    (engines, texts)
+}
+
+fn write_scripts(file: &str, texts: &[Text]) {
+    let texts = texts.iter().map(|(name, (prompt, answer))| {
+        (name.clone(), serde_json::json!({ "prompt": prompt, "answer": answer }))
+    });
+    let texts = serde_json::Value::Object(texts.collect());
+    std::fs::write(file, texts.to_string()).expect("a file");
+}
+
 fn main() {
     let options = options();
+    if let Some(file) = &options.real {
+        let (mut engines, texts) = real(&options, file);
+        if let Some(file) = &options.scripts {
+            return write_scripts(file, &texts);
+        }
+        for (name, (prompt, answer)) in &texts {
+            compare(name, &mut engines, &options, prompt, answer);
+        }
+        return;
+    }
     let probe = engine(&options, &[0; 64], Speculation::Off, 100);
     let vocab_size = probe.spec().vocab_size();
     drop(probe);
@@ -351,18 +414,14 @@ fn main() {
         ("tool calls", calls(options.lines, vocab_size)),
         ("prose", prose(vocab_size)),
     ];
+    let scripts = scripts.map(|(name, text)| (name.to_owned(), text));
     if let Some(file) = &options.scripts {
-        let texts = scripts.map(|(name, (prompt, answer))| {
-            (name.to_owned(), serde_json::json!({ "prompt": prompt, "answer": answer }))
-        });
-        let texts = serde_json::Value::Object(texts.into_iter().collect());
-        return std::fs::write(file, texts.to_string()).expect("a file");
+        return write_scripts(file, &scripts);
     }
-    let is_wanted = |name: &str| options.only.as_deref().is_none_or(|only| only == name);
-    for (name, (prompt, answer)) in scripts.into_iter().filter(|(name, _)| is_wanted(name)) {
+    for (name, (prompt, answer)) in scripts.into_iter().filter(|(name, _)| options.wants(name)) {
         let script = [&prompt[..], &answer].concat();
         let mut engines =
             [Speculation::Off, Speculation::Auto].map(|mode| engine(&options, &script, mode, 100));
-        compare(name, &mut engines, &options, &prompt, &answer);
+        compare(&name, &mut engines, &options, &prompt, &answer);
     }
 }

@@ -8,6 +8,8 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use serde_json::Value;
+
 use crate::cli::Place;
 
 fn repository() -> &'static Path {
@@ -354,6 +356,52 @@ fn figures_of_speed(readme: &str) -> Vec<String> {
     assert!(rows.len() > 3 && num_columns > 3, "{rows:?}");
     let column = |number: usize| rows.iter().map(move |row| row[number].to_owned());
     (1..num_columns - 1).flat_map(column).filter(|figure| !figure.is_empty()).collect()
+}
+
+/// Median of the rates or times of one side.
+fn median(values: &Value) -> f64 {
+    let mut values: Vec<f64> = match values {
+        Value::Array(values) => values.iter().filter_map(Value::as_f64).collect(),
+        single => single.as_f64().into_iter().collect(),
+    };
+    values.sort_by(f64::total_cmp);
+    assert!(!values.is_empty());
+    f64::midpoint(values[(values.len() - 1) / 2], values[values.len() / 2])
+}
+
+/// llmctl's number over the best of the others', where they have one.
+fn ratio_to_the_best(sides: &Value, more_is_better: bool) -> Option<f64> {
+    let sides = sides.as_object().expect("numbers by side");
+    let of = |name: &String| (name != "llmctl" && name != "kept").then(|| median(&sides[name]));
+    let others = sides.keys().filter_map(of);
+    let best = if more_is_better { others.reduce(f64::max) } else { others.reduce(f64::min) };
+    best.map(|best| median(&sides["llmctl"]) / best)
+}
+
+#[test]
+fn the_table_of_speed_is_that_of_the_run() {
+    let run = read(&docs().join("speed/zen5.json"));
+    let run: Value = serde_json::from_str(&run).expect("JSON of benches/side_by_side.py");
+    let results = run["results"].as_array().expect("results");
+    let mut figures = Vec::new();
+    for test in ["pp512", "tg128", "tg32@2048", "8 seq"] {
+        for result in results {
+            let rows = result["rows"].as_array().expect("rows");
+            let row = rows.iter().find(|row| row["test"] == test);
+            let ratio = row.and_then(|row| ratio_to_the_best(&row["rates"], true));
+            figures.extend(
+                ratio.map(|ratio| if ratio < 1.0 { format!("{ratio:.2}") } else { format!("{ratio:.1}") }),
+            );
+        }
+    }
+    let remedy = "python benches/speed_page.py writes it";
+    assert_eq!(figures_of_speed(&read(&repository().join("README.md"))), figures, "{remedy}");
+    let page = read(&docs().join("speed.md"));
+    for fact in [&run["processor"], &run["date"]] {
+        assert!(page.contains(fact.as_str().expect("a text")), "{fact}: {remedy}");
+    }
+    let memory = ratio_to_the_best(&results[0]["facts"]["memory"], false).expect("memory of a peer");
+    assert!(page.contains(&format!("| {memory:.2} |")), "{memory}: {remedy}");
 }
 
 #[test]
