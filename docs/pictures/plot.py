@@ -25,7 +25,7 @@ text{font:13px system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-seri
 
 
 def table(readme):
-    """Returns the names of the measures, and per model its name and values (None where nothing was measured)."""
+    """Returns the names of the measures, and per model its name and figures as they are written (None where nothing was measured)."""
     section = readme.split("\n## Speed\n", 1)[1]
     lines = section.splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("|"))
@@ -35,7 +35,7 @@ def table(readme):
             break
         rows.append([cell.strip() for cell in line.strip().strip("|").split("|")])
     measures = rows[0][1:]
-    models = [(row[0], [float(cell) if cell else None for cell in row[1:]]) for row in rows[2:]]
+    models = [(row[0], [cell or None for cell in row[1:]]) for row in rows[2:]]
     return measures, models
 
 
@@ -52,15 +52,16 @@ def panel(x, name, values, most):
         y = TOP + number * ROW_HEIGHT
         if value is None:
             continue
-        parts.append(f'<rect class="bar" x="{x}" y="{y}" width="{value * scale:.1f}" height="{BAR_HEIGHT}" rx="2"/>')
-        parts.append(text(x + value * scale + 5, y + 12, f"{value:.1f}", "value"))
+        width = float(value) * scale
+        parts.append(f'<rect class="bar" x="{x}" y="{y}" width="{width:.1f}" height="{BAR_HEIGHT}" rx="2"/>')
+        parts.append(text(x + width + 5, y + 12, value, "value"))
     parts.append(f'<line class="one" x1="{x + scale:.1f}" x2="{x + scale:.1f}" y1="{TOP - 6}" y2="{bottom}"/>')
     return parts
 
 
 def picture(measures, models):
     shown = [(name, [values[column] for _, values in models]) for column, name in enumerate(measures) if name != LEFT_OUT]
-    most = max(value for _, values in shown for value in values if value is not None)
+    most = max(float(value) for _, values in shown for value in values if value is not None)
     width = LABEL_WIDTH + len(shown) * (PANEL_WIDTH + GAP)
     height = TOP + len(models) * ROW_HEIGHT + BOTTOM
     title = "Speed of llmctl over that of llama.cpp, on the same files and two threads"

@@ -7,7 +7,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::files::ModelFiles;
-use super::{DecoderWith, LoadOptions, PredictionUse, decoder, demand, tensor_bytes};
+use super::{DecoderWith, LoadOptions, decoder, demand, tensor_bytes};
 use crate::backend::cpu::CpuThreads;
 use crate::memory::Demand;
 use crate::model::arch;
@@ -56,18 +56,18 @@ impl DraftFiles {
     ///
     /// # Errors
     /// Those of opening a model; [`LoadError::DraftModel`] for a model that cannot drop rows, for an assistant of another model,
-    /// and for a draft model if an assistant is required.
+    /// and for a draft model if it `must_assist`.
     pub fn open(
         resolved: &Resolved,
         (model, recognised): (&str, &Recognised),
-        prediction: PredictionUse,
+        must_assist: bool,
     ) -> LoadResult<Self> {
         let files = ModelFiles::open(&resolved.source)?;
         let is_assistant = arch::is_assistant(files.config_reader());
         let described = match is_assistant {
             true => assistant_for(&files, recognised)?,
             false => match recognise(files.config_reader())? {
-                Recognised::Native(_) if prediction == PredictionUse::Required => {
+                Recognised::Native(_) if must_assist => {
                     Err("it is a model of its own, not an assistant; --speculate draft asks for one"
                         .to_owned())
                 }

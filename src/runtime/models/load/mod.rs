@@ -262,7 +262,8 @@ pub fn load_with_draft(
     let files = ModelFiles::of(resolved)?;
     let recognised = recognise(files.config_reader())?;
     let of_model = (resolved.name.as_str(), &recognised);
-    let draft = draft.map(|draft| DraftFiles::open(draft, of_model, options.prediction)).transpose()?;
+    let must_assist = options.prediction == PredictionUse::Required;
+    let draft = draft.map(|draft| DraftFiles::open(draft, of_model, must_assist)).transpose()?;
     let mut notices = resolved.notices.clone();
     let options = &in_force(&files, options, &mut notices);
     let place = notices.len();
@@ -308,9 +309,8 @@ pub fn load_with_draft(
         |vision: VisionFiles| vision.load(&files, options, workers.as_ref(), &texts.tokenizer, &mut notices);
     let tower = vision.map(load).transpose()?.flatten();
     let own = own.zip(block).map(|(model, block)| block.loaded(model));
-    let draft =
-        draft.map(|draft| draft.load(options, workers.as_ref(), context_length, &mut notices)).transpose()?;
-    let (name, draft) = (resolved.name.clone(), draft.or(own));
+    let load = |draft: DraftFiles| draft.load(options, workers.as_ref(), context_length, &mut notices);
+    let (name, draft) = (resolved.name.clone(), draft.map(load).transpose()?.or(own));
     Ok(LoadedModel { name, model, texts, fingerprint, notices, draft, tower, details })
 }
 
