@@ -698,10 +698,8 @@ fn decoder(
     };
     let models = match options.device {
         Device::Cpu(options) => {
-            let cpu = || match workers {
-                Some(workers) => Cpu::sharing(options, workers.clone()),
-                None => Cpu::with(options),
-            };
+            let sharing = |workers: &CpuThreads| Cpu::sharing(options, workers.clone());
+            let cpu = || workers.map_or_else(|| Cpu::with(options), sharing);
             build(|| cpu().map_err(backend), |cpu| cpu.keeping(panels.clone()), parts, drafting)?
         }
         Device::Candle(kind) => {
