@@ -45,7 +45,7 @@ pub fn bound(family: &str) -> f32 {
     rounded.map_or_else(|| tolerance(family), |row| row.1)
 }
 
-/// What went wrong in any family, said together.
+/// Failures of all families, reported together.
 #[derive(Default)]
 struct Wrong(Vec<String>);
 

@@ -80,7 +80,7 @@ fn difference(got: &Tensor, expected: &Tensor) -> Result<f32, Failure> {
     }
     let largest = expected.iter().fold(0f32, |largest, value| largest.max(value.abs()));
     let differences = got.iter().zip(&expected).map(|(got, expected)| (got - expected).abs());
-    // What is not a number stays: `f32::max` would drop it.
+    // A NaN stays the result: `f32::max` would drop it.
     Ok(differences.fold(0.0, |worst: f32, one| if one <= worst { worst } else { one }) / largest)
 }
 

@@ -34,7 +34,7 @@ pub enum DraftedInputs {
     Heads(HeadRows),
 }
 
-/// What rows feed to the states of heads: `state = exp(decay) * state + key x written`, where `written` is the value, or with
+/// The inputs of a step's rows for the states of heads: `state = exp(decay) * state + key x written`, where `written` is the value, or with
 /// a rate, that share of the value's distance from what the faded state has for the key. A row's result is `query . state`.
 #[derive(Debug)]
 pub struct HeadRows {
@@ -96,7 +96,7 @@ impl HeadRows {
         // Logarithms of what is left, after each row, of the state before the chunk.
         let decay = decay.maximum(LEAST_DECAY)?.cumsum(1)?.contiguous()?;
         let left = decay.exp()?;
-        // What is left, after a row, of what an earlier one, or the row itself, has written.
+        // `[.., row, earlier]`: the share of an earlier row's, or the row's own, writing that is left after the row.
         let between = decay.broadcast_sub(&decay.transpose(1, 2)?)?.minimum(0.0)?.exp()?;
         let between = between.broadcast_mul(&triangle)?;
         let seen = (query.matmul(&key.transpose(1, 2)?)? * &between)?;
