@@ -6,10 +6,12 @@
 
 use std::hint::black_box;
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::isa::Isa;
+use super::isa::{Isa, isa};
 use super::pool::Pool;
+use super::wide::{LANES, MAX_SUMS, Wide, dispatch_wide};
 
 /// Size of the buffer of a bandwidth pass in bytes: larger than any cache.
 pub const BUFFER_BYTES: usize = 256 << 20;
@@ -73,7 +75,7 @@ pub fn read_pass(pool: &Pool, buffer: &[u64]) -> usize {
 /// Multiplies and adds 8-bit integers with all threads. Returns the operations; `None` if the instruction is missing.
 pub fn int8_pass(pool: &Pool) -> Option<usize> {
     #[cfg(target_arch = "x86_64")]
-    if super::isa::isa() == Isa::Amx {
+    if isa() == Isa::Amx {
         const ITERATIONS: usize = 1_000_000;
         pool.run(&|_| {
             // SAFETY: the processor has tiles and this process may use them.
@@ -108,37 +110,40 @@ pub fn int8_pass(pool: &Pool) -> Option<usize> {
     None
 }
 
-/// Multiplies and adds f32 with all threads. Returns the operations; `None` if the instruction is missing.
+/// Multiplies and adds f32 with all threads. Returns the operations; `None` without vector registers.
 pub fn f32_pass(pool: &Pool) -> Option<usize> {
-    #[cfg(target_arch = "x86_64")]
-    {
-        const ITERATIONS: usize = 1_000_000;
-        if is_x86_feature_detected!("avx512f") {
-            pool.run(&|_| {
-                // SAFETY: the feature was detected.
-                black_box(unsafe { peak::fma_512(ITERATIONS) });
-            });
-            return Some(pool.threads() * ITERATIONS * 16 * 32);
+    const ITERATIONS: usize = 1_000_000;
+    let operations = AtomicUsize::new(0);
+    pool.run(&|_| {
+        let mut done = 0;
+        fma_chains(isa(), ITERATIONS, &mut done);
+        operations.fetch_add(done, Ordering::Relaxed);
+    });
+    (isa() != Isa::Scalar).then_some(operations.into_inner())
+}
+
+dispatch_wide! {
+    /// Runs independent chains of multiplications and additions; adds the number of operations to the second argument.
+    fn fma_chains(iterations: usize, operations: &mut usize) = fma_chains_body
+}
+
+/// # Safety
+/// The processor has the instruction set of `W`.
+#[inline(always)]
+unsafe fn fma_chains_body<W: Wide>(iterations: usize, operations: &mut usize) {
+    // SAFETY: by this function's contract.
+    unsafe {
+        let mut sums = [W::zero(); MAX_SUMS];
+        let (a, b) = (W::splat(0.5), W::splat(black_box(0.25)));
+        for _ in 0..iterations {
+            for sum in &mut sums[..W::SUMS] {
+                *sum = sum.fma(a, b);
+            }
+            black_box(());
         }
-        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            pool.run(&|_| {
-                // SAFETY: the features were detected.
-                black_box(unsafe { peak::fma_256(ITERATIONS) });
-            });
-            return Some(pool.threads() * ITERATIONS * 12 * 16);
-        }
+        sums[..W::SUMS].iter().for_each(|sum| _ = black_box(sum.lanes()));
     }
-    #[cfg(target_arch = "aarch64")]
-    {
-        const ITERATIONS: usize = 1_000_000;
-        pool.run(&|_| peak_aarch64::fmla(ITERATIONS));
-        Some(pool.threads() * ITERATIONS * peak_aarch64::CHAINS * 8)
-    }
-    #[cfg(not(target_arch = "aarch64"))]
-    {
-        let _ = pool;
-        None
-    }
+    *operations += iterations * W::SUMS * LANES * 2;
 }
 
 /// Chains of one instruction, enough of them to hide its latency.
@@ -147,34 +152,6 @@ mod peak {
     use std::arch::asm;
     use std::arch::x86_64::*;
     use std::hint::black_box;
-
-    /// Runs 16 independent chains of `vfmadd231ps`.
-    #[target_feature(enable = "avx512f")]
-    pub fn fma_512(iterations: usize) -> f32 {
-        let mut sums = [_mm512_setzero_ps(); 16];
-        let (a, b) = (_mm512_set1_ps(0.5), _mm512_set1_ps(black_box(0.25)));
-        for _ in 0..iterations {
-            for sum in &mut sums {
-                *sum = _mm512_fmadd_ps(a, b, *sum);
-            }
-            black_box(());
-        }
-        sums.iter().map(|sum| _mm512_reduce_add_ps(*sum)).sum()
-    }
-
-    /// Runs 12 chains in registers of half the size: 16 and the factors would not fit.
-    #[target_feature(enable = "avx2,fma")]
-    pub fn fma_256(iterations: usize) -> f32 {
-        let mut sums = [_mm256_setzero_ps(); 12];
-        let (a, b) = (_mm256_set1_ps(0.5), _mm256_set1_ps(black_box(0.25)));
-        for _ in 0..iterations {
-            for sum in &mut sums {
-                *sum = _mm256_fmadd_ps(a, b, *sum);
-            }
-            black_box(());
-        }
-        sums.iter().map(|sum| _mm256_cvtss_f32(*sum)).sum()
-    }
 
     /// Runs four independent chains of `tdpbssd`, on tiles of 16 rows of 64 bytes.
     ///
@@ -271,11 +248,6 @@ mod peak_aarch64 {
         // SAFETY: by this function's contract; no memory is used.
         unsafe { chains!(iterations, ".arch_extension dotprod", "sdot v", ".4s, v16.16b, v17.16b") };
     }
-
-    pub fn fmla(iterations: usize) {
-        // SAFETY: every aarch64 has the instruction; no memory is used.
-        unsafe { chains!(iterations, "", "fmla v", ".4s, v16.4s, v17.4s") };
-    }
 }
 
 #[cfg(test)]
@@ -296,7 +268,7 @@ mod tests {
     fn every_aarch64_has_a_limit_for_f32_and_those_with_sdot_one_for_int8() {
         let pool = Pool::new(1).expect("threads");
         assert_eq!(f32_pass(&pool), Some(1_000_000 * 16 * 8));
-        let per_instruction = match crate::isa::isa() {
+        let per_instruction = match isa() {
             Isa::I8mm => Some(64),
             Isa::Dotprod => Some(32),
             _ => None,

@@ -7,6 +7,9 @@
 /// Lanes of a [`Wide`].
 pub const LANES: usize = 16;
 
+/// The largest [`Wide::SUMS`].
+pub const MAX_SUMS: usize = 16;
+
 /// Defines a function whose body is generic over [`Wide`], for each instruction set: the first argument chooses it. Panics if the
 /// processor lacks it.
 macro_rules! dispatch_wide {
@@ -52,6 +55,9 @@ pub(crate) use dispatch_wide;
 
 /// Sixteen f32. The functions require the instruction set of the implementing type.
 pub trait Wide: Copy {
+    /// Number of sums that fit into the registers beside their operands.
+    const SUMS: usize;
+
     /// # Safety
     /// The processor has the instruction set.
     unsafe fn zero() -> Self;
@@ -80,6 +86,8 @@ pub trait Wide: Copy {
 }
 
 impl Wide for [f32; LANES] {
+    const SUMS: usize = 4;
+
     #[inline(always)]
     unsafe fn zero() -> Self {
         [0.0; LANES]
@@ -115,10 +123,12 @@ impl Wide for [f32; LANES] {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{LANES, Wide};
+    use super::{LANES, MAX_SUMS, Wide};
 
     /// AVX2 and FMA.
     impl Wide for [__m256; 2] {
+        const SUMS: usize = 4;
+
         #[inline(always)]
         unsafe fn zero() -> Self {
             // SAFETY: by the trait's contract.
@@ -163,6 +173,8 @@ mod x86 {
 
     /// AVX-512 F.
     impl Wide for __m512 {
+        const SUMS: usize = MAX_SUMS;
+
         #[inline(always)]
         unsafe fn zero() -> Self {
             // SAFETY: by the trait's contract.
@@ -211,6 +223,8 @@ mod aarch64 {
 
     /// NEON, which every aarch64 target has.
     impl Wide for [float32x4_t; 4] {
+        const SUMS: usize = 4;
+
         #[inline(always)]
         unsafe fn zero() -> Self {
             // SAFETY: every aarch64 has the instruction.

@@ -7,9 +7,6 @@ use crate::wide::{LANES, Wide};
 /// Sixteen f32 with the conversions that pages need. The functions require the instruction set of the implementing
 /// type.
 pub trait VectorLanes: Wide {
-    /// Number of sums that fit into the registers beside their operands.
-    const SUMS: usize;
-
     /// # Safety
     /// The processor has the instruction set.
     unsafe fn mul(self, other: Self) -> Self;
@@ -42,8 +39,6 @@ pub trait VectorLanes: Wide {
 }
 
 impl VectorLanes for [f32; LANES] {
-    const SUMS: usize = 4;
-
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
         std::array::from_fn(|lane| self[lane] * other[lane])
@@ -85,8 +80,6 @@ mod x86 {
 
     /// AVX2, FMA and F16C.
     impl VectorLanes for [__m256; 2] {
-        const SUMS: usize = 4;
-
         #[inline(always)]
         unsafe fn mul(self, other: Self) -> Self {
             // SAFETY: by the trait's contract.
@@ -129,8 +122,6 @@ mod x86 {
 
     /// AVX-512 F.
     impl VectorLanes for __m512 {
-        const SUMS: usize = 16;
-
         #[inline(always)]
         unsafe fn mul(self, other: Self) -> Self {
             // SAFETY: by the trait's contract.
@@ -174,8 +165,6 @@ mod aarch64 {
     /// NEON, which every aarch64 target has.
     impl VectorLanes for [float32x4_t; 4] {
         /// Of 32 registers: 16 for sums, 8 for the keys of a page, the rest for queries and conversions.
-        const SUMS: usize = 4;
-
         #[inline(always)]
         unsafe fn mul(self, other: Self) -> Self {
             // SAFETY: every aarch64 has the instruction.

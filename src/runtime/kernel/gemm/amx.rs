@@ -17,7 +17,7 @@ use super::activation::Activations;
 use super::avx512::{self, Avx512Vnni};
 use super::format::{BLOCK, GROUP_BYTES, GROUPS, QuantFormat, ROWS};
 use super::tiles::{ActivationTile, TOKENS};
-use super::{CodeLine, GemmInput, Kernels, MAX_WIDTH, SumsPtr, WeightPanel};
+use super::{CodeLine, GemmInput, Kernels, MAX_WIDTH, Panels, SumsPtr, WeightPanel};
 
 /// Number of activation rows up to which AVX-512 is faster; measured.
 pub const MAX_DIRECT: usize = 24;
@@ -41,11 +41,7 @@ impl Kernels for Amx {
         unsafe { Avx512Vnni::direct::<F>(panel, x, first, out) }
     }
 
-    unsafe fn unpack<F: QuantFormat>(
-        panels: [&[u8]; MAX_WIDTH],
-        blocks: Range<usize>,
-        out: &mut WeightPanel,
-    ) {
+    unsafe fn unpack<F: QuantFormat>(panels: Panels<'_>, blocks: Range<usize>, out: &mut WeightPanel) {
         // SAFETY: by this function's contract.
         unsafe { unpack::<F>(panels, blocks, out) }
     }
@@ -56,7 +52,7 @@ impl Kernels for Amx {
         [first, start]: [usize; 2],
         sums: SumsPtr,
     ) {
-        let x = &x.tiles.group(first)[start..];
+        let x = &x.tiles.rows(first)[start..];
         assert!(panel.blocks <= x.len(), "rows of one length");
         assert!(panel.blocks > 0 && panel.blocks.is_multiple_of(2), "whole units");
         // SAFETY: the features by this function's contract; the lengths by the assertions.
@@ -90,7 +86,7 @@ impl Kernels for Amx {
 /// # Safety
 /// The features of AVX-512 and its VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn unpack<F: QuantFormat>(panels: [&[u8]; MAX_WIDTH], blocks: Range<usize>, out: &mut WeightPanel) {
+unsafe fn unpack<F: QuantFormat>(panels: Panels<'_>, blocks: Range<usize>, out: &mut WeightPanel) {
     let zero = _mm512_set1_epi8(F::ZERO as i8);
     let (per_tile, count) = (F::SCALES.per_tile(), blocks.len());
     for (side, panel) in panels.iter().enumerate() {

@@ -11,7 +11,7 @@ use std::ops::Range;
 use super::activation::{ActivationBlock, Activations};
 use super::format::{GROUPS, QuantFormat, ROWS, Scales};
 use super::strips::{StripBlock, TOKENS};
-use super::{FetchAhead, GemmInput, Kernels, MAX_WIDTH, SumsPtr, WeightPanel};
+use super::{FetchAhead, GemmInput, Kernels, Panels, SumsPtr, WeightPanel};
 
 /// Rows of one register of i32 or f32.
 const SIDE: usize = 8;
@@ -41,11 +41,7 @@ impl<const VNNI: bool> Kernels for Avx2<VNNI> {
         }
     }
 
-    unsafe fn unpack<F: QuantFormat>(
-        panels: [&[u8]; MAX_WIDTH],
-        blocks: Range<usize>,
-        out: &mut WeightPanel,
-    ) {
+    unsafe fn unpack<F: QuantFormat>(panels: Panels<'_>, blocks: Range<usize>, out: &mut WeightPanel) {
         // SAFETY: the features by this function's contract.
         unsafe { unpack::<F>(panels[0], blocks, out) }
     }
@@ -56,7 +52,7 @@ impl<const VNNI: bool> Kernels for Avx2<VNNI> {
         [first, start]: [usize; 2],
         sums: SumsPtr,
     ) {
-        let x = &x.strips.strip(first)[start..];
+        let x = &x.strips.rows(first)[start..];
         assert!(panel.blocks <= x.len(), "rows of one length");
         // SAFETY: the features by this function's contract; the lengths by the assertion.
         unsafe {

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::activation::{ActivationBlock, Activations};
 use super::format::{GROUPS, QuantFormat, ROWS, Scales};
-use super::{CodeLine, FetchAhead, GemmInput, Kernels, MAX_DIRECT, MAX_WIDTH, SumsPtr, WeightPanel};
+use super::{CodeLine, FetchAhead, GemmInput, Kernels, MAX_DIRECT, MAX_WIDTH, Panels, SumsPtr, WeightPanel};
 use crate::isa::is_intel;
 
 /// Requires avx512f, avx512bw, avx512dq, avx512vl, avx512vnni, and avx2, fma and f16c.
@@ -42,11 +42,7 @@ impl Kernels for Avx512Vnni {
         }
     }
 
-    unsafe fn unpack<F: QuantFormat>(
-        panels: [&[u8]; MAX_WIDTH],
-        blocks: Range<usize>,
-        out: &mut WeightPanel,
-    ) {
+    unsafe fn unpack<F: QuantFormat>(panels: Panels<'_>, blocks: Range<usize>, out: &mut WeightPanel) {
         // SAFETY: the features by this function's contract.
         unsafe { unpack::<F>(panels, blocks, out) }
     }
@@ -220,7 +216,7 @@ unsafe fn direct<F: QuantFormat, const R: usize>(
     let mut sums = [_mm512_setzero_ps(); R];
     let units = panel.len() / F::UNIT_BYTES;
     // With many rows the bottleneck is arithmetic, not the second-level cache.
-    let ahead = FetchAhead::new::<F>(R, FetchAhead { distance: 8192, near: R <= 2 });
+    let ahead = FetchAhead::new::<F>(R, FetchAhead { distance: 8192, near: false });
     for index in 0..units {
         let unit = panel.as_ptr().wrapping_add(index * F::UNIT_BYTES);
         for tile in 0..F::TILES {
@@ -300,7 +296,7 @@ fn add(sums: __m512, dots: __m512i, facts: BlockTerms, [scale, min]: [__m512; 2]
 /// # Safety
 /// Only the features.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
-unsafe fn unpack<F: QuantFormat>(panels: [&[u8]; MAX_WIDTH], blocks: Range<usize>, out: &mut WeightPanel) {
+unsafe fn unpack<F: QuantFormat>(panels: Panels<'_>, blocks: Range<usize>, out: &mut WeightPanel) {
     let per_tile = F::SCALES.per_tile();
     for (at, block) in blocks.enumerate() {
         let (index, tile) = (block / F::TILES, block % F::TILES);

@@ -24,6 +24,7 @@ mod avx512;
 pub mod fixed;
 mod format;
 mod gated;
+mod groups;
 #[cfg(all(test, unix))]
 mod guarded;
 mod low_rank;
@@ -52,15 +53,16 @@ pub use activation::Activations;
 pub use format::BLOCK;
 use format::{GROUP_BYTES, GROUPS, QuantFormat, ROWS, with_format};
 pub use gated::{GatedSums, gated};
+use groups::Grouped;
 pub use low_rank::{LowRankSum, LowRankUp};
 pub use pack::{MatrixSource, PANEL_LAYOUT, Packed, packed_bytes};
 #[cfg(target_arch = "aarch64")]
-use pairs::ActivationPairs as Tiles;
+use pairs::ActivationPair as Tile;
 pub use scatter::{WeightedRows, add_matmul};
 #[cfg(target_arch = "x86_64")]
-use strips::Strips;
+use strips::StripBlock;
 #[cfg(not(target_arch = "aarch64"))]
-use tiles::Tiles;
+use tiles::ActivationTile as Tile;
 
 pub use super::blocks::MAX_MXFP4_EXPONENT;
 use super::isa::Isa;
@@ -93,6 +95,9 @@ const MAX_TOGETHER: usize = 4;
 
 /// Number of multiplications below which a product on several threads does not pay.
 const SERIAL_LIMIT: usize = 1 << 17;
+
+/// Packed panels that are unpacked together.
+type Panels<'a> = [&'a [u8]; MAX_WIDTH];
 
 /// The kernels of one instruction set.
 trait Kernels {
@@ -127,7 +132,7 @@ trait Kernels {
     ///
     /// # Safety
     /// The processor has the instruction set.
-    unsafe fn unpack<F: QuantFormat>(panels: [&[u8]; MAX_WIDTH], blocks: Range<usize>, out: &mut WeightPanel);
+    unsafe fn unpack<F: QuantFormat>(panels: Panels<'_>, blocks: Range<usize>, out: &mut WeightPanel);
 
     /// Computes products of the panel's blocks, which start at block `start` of a row, with activation rows from
     /// `first` on. Sets `sums` if `start` is 0, adds to them otherwise.
@@ -165,17 +170,17 @@ struct FetchAhead {
 
 #[cfg(target_arch = "x86_64")]
 impl FetchAhead {
-    /// Chooses the method for `rows` activation rows; `needed` is the kernel's own method. All figures were measured.
+    /// Chooses the method for `rows` activation rows; `needed` is the kernel's own for more than two. All figures were measured.
     ///
-    /// Most processors prefetch one or two streams by themselves, and further ahead, but not the scales, low and high
-    /// bits of long units, nor if there is much computation per line. Intel's follow even single streams less far:
-    /// with prefetching they read Q4_K a third faster.
+    /// Processors prefetch one or two streams by themselves, but not far enough where a page of memory ends, and not the
+    /// scales, low and high bits of long units. With prefetching Q4_K is read a third faster by Intel's cores, and as much by AMD's
+    /// Zen 5, which wants it further ahead and in the first-level cache; the latter reads whole bytes better without.
     #[inline(always)]
     fn new<F: QuantFormat>(rows: usize, needed: FetchAhead) -> FetchAhead {
-        match rows > 2 || (F::HIGH > 0 && F::TILES > 2) {
-            _ if rows <= 2 && super::isa::is_intel() => FetchAhead { distance: 3072, near: false },
-            true => needed,
-            false => FetchAhead { distance: 0, near: false },
+        match rows {
+            ..=2 if super::isa::is_intel() => FetchAhead { distance: 3072, near: false },
+            ..=2 => FetchAhead { distance: if F::LOW == 8 { 0 } else { 4096 }, near: true },
+            _ => needed,
         }
     }
 
@@ -205,10 +210,10 @@ impl FetchAhead {
 struct GemmInput<'a> {
     rows: &'a Activations,
     /// The same in tiles or pairs of rows, for kernels that use them.
-    tiles: &'a Tiles,
+    tiles: &'a Grouped<Tile>,
     /// The same in strips, for kernels that use them.
     #[cfg(target_arch = "x86_64")]
-    strips: &'a Strips,
+    strips: &'a Grouped<StripBlock>,
 }
 
 /// A cache line.
@@ -238,9 +243,9 @@ impl WeightPanel {
 
 thread_local! {
     static UNPACKED: RefCell<[WeightPanel; MAX_PANELS]> = RefCell::default();
-    static TILES: RefCell<Tiles> = RefCell::default();
+    static TILES: RefCell<Grouped<Tile>> = RefCell::default();
     #[cfg(target_arch = "x86_64")]
-    static STRIPS: RefCell<Strips> = RefCell::default();
+    static STRIPS: RefCell<Grouped<StripBlock>> = RefCell::default();
 }
 
 /// Runs `compute` with activations in the layout of `variant`.

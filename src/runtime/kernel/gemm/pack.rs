@@ -20,12 +20,12 @@ const TASK_BYTES: usize = 256 << 10;
 /// Least number of bytes that are packed before the file's bytes are released.
 const PORTION_BYTES: usize = 16 << 20;
 
-/// Names the layout of panels; changes whenever panels of the same weights get other bytes, of these or of
+/// Names the layout of panels; changes whenever panels of the same weights get other bytes, or others of them are kept, of these or of
 /// [`fixed`](super::fixed). Little-endian machines that invert no codes, for one, share a layout whatever their instruction set.
 pub const PANEL_LAYOUT: &str = match (cfg!(target_endian = "little"), cfg!(target_arch = "aarch64")) {
-    (true, false) => "2",
-    (true, true) => "2 inverted",
-    (false, _) => "2 big-endian",
+    (true, false) => "3",
+    (true, true) => "3 inverted",
+    (false, _) => "3 big-endian",
 };
 
 /// The rows of a matrix in the file's layout.

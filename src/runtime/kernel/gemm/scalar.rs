@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::activation::{ActivationBlock, Activations};
 use super::format::{CodeTile, EMPTY_TILE, QuantFormat, ROWS};
 use super::pack::{scale_and_min, unpack_tile};
-use super::{GemmInput, Kernels, MAX_WIDTH, SumsPtr, WeightPanel};
+use super::{GemmInput, Kernels, Panels, SumsPtr, WeightPanel};
 
 pub struct Scalar;
 
@@ -18,7 +18,7 @@ impl Kernels for Scalar {
         direct::<F>(panel, x, first, out);
     }
 
-    unsafe fn unpack<F: QuantFormat>(_: [&[u8]; MAX_WIDTH], _: Range<usize>, _: &mut WeightPanel) {
+    unsafe fn unpack<F: QuantFormat>(_: Panels<'_>, _: Range<usize>, _: &mut WeightPanel) {
         unreachable!("there is no panel path");
     }
 

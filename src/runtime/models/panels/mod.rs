@@ -3,7 +3,7 @@
 //! A [`PanelStore`] serves one load: the backend asks it for each matrix, in the order of loading, and tells
 //! it what it loaded. After the load a thread of low priority writes what was packed, and packs first what no
 //! step has needed yet. A matrix is copied from the mapped file to huge pages: decoding from the file's own 4
-//! KiB pages is 5% (F16) to 9% (Q8_0) slower, and a copy takes less time than packing (both measured).
+//! KiB pages is 5% (F16) to 9% (Q8_0) slower, and a copy takes less time than packing, but for Q8_0 (all measured).
 //!
 //! Invariants: the bytes that this process computes with were compared with their checksums after they were
 //! copied from a file, and a file that differs at load is removed and written again; a matrix that differs
@@ -68,6 +68,12 @@ impl LoadedPanels {
     }
 }
 
+/// Returns the label of a matrix whose panels are kept. `None` for Q8_0: its bytes are only put into another order, which takes less
+/// time than a copy with checksums (measured).
+fn label_of(dtype: Dtype, shape: [usize; 2]) -> Option<PanelLabel> {
+    (dtype != Dtype::Q8_0).then(|| PanelLabel { dtype: dtype.name().to_owned(), shape })
+}
+
 /// The kept panels of one model, and those that a load packs.
 pub struct PanelStore {
     place: PanelPlace,
@@ -123,8 +129,8 @@ impl PanelStore {
         shape: [usize; 2],
         read: impl FnOnce(&PanelFile, usize, &PanelLabel) -> Result<T, String>,
     ) -> Option<T> {
+        let label = label_of(dtype, shape)?;
         let mut state = self.state();
-        let label = PanelLabel { dtype: dtype.name().to_owned(), shape };
         match read(state.file.as_ref()?, state.loaded.len(), &label) {
             Ok(panels) => Some(panels),
             Err(damage) => {
@@ -137,8 +143,7 @@ impl PanelStore {
 
     /// Takes note of a loaded matrix, whether [`Self::next`] had it, it was packed, or it will be.
     pub fn loaded(&self, dtype: Dtype, shape: [usize; 2], panels: LoadedPanels) {
-        let label = PanelLabel { dtype: dtype.name().to_owned(), shape };
-        self.state().loaded.push((label, panels));
+        self.state().loaded.extend(label_of(dtype, shape).map(|label| (label, panels)));
     }
 
     /// Ends the load. Starts to write its panels if the file lacks any, unless they are few, too many, or being written by

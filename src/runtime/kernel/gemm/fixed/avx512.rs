@@ -21,6 +21,15 @@ pub unsafe fn multiply(
     }
 }
 
+/// Returns the scales of a block's rows.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub fn scales(exponents: &[u8; ROWS]) -> __m512 {
+    // SAFETY: 16 bytes.
+    let exponents = unsafe { _mm_loadu_si128(exponents.as_ptr().cast()) };
+    _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(exponents)))
+}
+
 /// # Safety
 /// As [`multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
@@ -83,8 +92,7 @@ unsafe fn tile<const W: usize, const R: usize>(
         }
         for side in 0..W {
             // SAFETY: the panel has this block.
-            let exponents = unsafe { _mm_loadu_si128(w[side].exponents.as_ptr().add(block * ROWS).cast()) };
-            let scale = _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(exponents)));
+            let scale = scales(unsafe { &*w[side].exponents.as_ptr().add(block * ROWS).cast() });
             for row in 0..R {
                 // SAFETY: the row has this block.
                 let x_scale = _mm512_set1_ps(unsafe { (*x[row].as_ptr().add(block)).scale });

@@ -388,9 +388,14 @@ fn panels(
     index: usize,
     out: &OutputMatrix,
 ) {
+    let end = w.panels().min(index + WIDTH);
+    if of.len() == 1
+        && (index..end).all(|index| multiply_one(variant, w, x.row(of.start), index, (of.start, out)))
+    {
+        return;
+    }
     let calls = of.len().div_ceil(MAX_ROWS);
     let [width, pass] = w.together(calls);
-    let end = w.panels().min(index + WIDTH);
     for first in (index..end).step_by(width) {
         let indices = first..end.min(first + width);
         for start in (0..x.blocks_per_row).step_by(pass) {
@@ -410,6 +415,22 @@ fn panels(
             });
         }
     }
+}
+
+/// Multiplies one activation row with a panel of rows that are used where the file has them, and stores the sums in `row` of `out`.
+/// Returns whether it did.
+fn multiply_one(
+    variant: Variant,
+    w: &FixedWeights,
+    x: FixedRow<'_>,
+    index: usize,
+    (row, out): (usize, &OutputMatrix),
+) -> bool {
+    let FixedStorage::InPlace { .. } = w.storage else { return false };
+    let (rows, exponents) = w.rows_at(index);
+    let sums = rows::multiply_one(variant, rows, exponents, x);
+    sums.iter().for_each(|sums| out.store(row, index * ROWS, &sums[..ROWS.min(w.rows - index * ROWS)]));
+    sums.is_some()
 }
 
 /// Adds the products of some blocks of the panels with some activation rows to `columns` of `out`.

@@ -12,7 +12,7 @@ use std::ops::Range;
 use super::super::activation::Activations;
 use super::super::format::{GROUPS, QuantFormat, ROWS};
 use super::super::pairs::{ActivationPair, PAIR};
-use super::super::{CodeLine, GemmInput, Kernels, MAX_WIDTH, SumsPtr, WeightPanel};
+use super::super::{CodeLine, GemmInput, Kernels, Panels, SumsPtr, WeightPanel};
 use super::units::{codes, is_signed};
 use super::{Neon, unpack_scales};
 
@@ -42,11 +42,7 @@ impl Kernels for I8mm {
         unsafe { Neon::<true>::direct::<F>(panel, x, first, out) }
     }
 
-    unsafe fn unpack<F: QuantFormat>(
-        panels: [&[u8]; MAX_WIDTH],
-        blocks: Range<usize>,
-        out: &mut WeightPanel,
-    ) {
+    unsafe fn unpack<F: QuantFormat>(panels: Panels<'_>, blocks: Range<usize>, out: &mut WeightPanel) {
         // SAFETY: every aarch64 target has the feature.
         unsafe { unpack::<F>(panels[0], blocks, out) }
     }
@@ -57,9 +53,9 @@ impl Kernels for I8mm {
         [first, start]: [usize; 2],
         sums: SumsPtr,
     ) {
-        let pairs = |at: usize| &x.tiles.row(first + PAIR * at)[start..];
+        let pairs = |at: usize| &x.tiles.rows(first + PAIR * at)[start..];
         assert!(panel.blocks <= pairs(0).len(), "rows of one length");
-        // SAFETY: the features by this function's contract; the lengths by the assertion and `ActivationPairs::row`.
+        // SAFETY: the features by this function's contract; the lengths by the assertion and `Grouped::rows`.
         unsafe {
             match sums.rows.div_ceil(PAIR) {
                 1 => multiply::<F, 1>(panel, [pairs(0).as_ptr()], start, sums),

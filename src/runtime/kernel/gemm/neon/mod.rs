@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use super::activation::{ActivationBlock, Activations};
 use super::format::{GROUPS, QuantFormat, ROWS};
-use super::{GemmInput, Kernels, MAX_WIDTH, SumsPtr, WeightPanel};
+use super::{GemmInput, Kernels, Panels, SumsPtr, WeightPanel};
 use dots::dots;
 use units::{codes, is_signed, scales};
 
@@ -60,11 +60,7 @@ impl<const DOT: bool> Kernels for Neon<DOT> {
         }
     }
 
-    unsafe fn unpack<F: QuantFormat>(
-        panels: [&[u8]; MAX_WIDTH],
-        blocks: Range<usize>,
-        out: &mut WeightPanel,
-    ) {
+    unsafe fn unpack<F: QuantFormat>(panels: Panels<'_>, blocks: Range<usize>, out: &mut WeightPanel) {
         // SAFETY: every aarch64 target has the feature.
         unsafe { unpack::<F>(panels[0], blocks, out) }
     }

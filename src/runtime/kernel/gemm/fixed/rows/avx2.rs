@@ -4,37 +4,29 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::convert::ROUND;
-use super::{BLOCK_BYTES, BROKEN, HalfRows, ROWS, TILE, inverse, line_ahead};
+use super::{BLOCK_BYTES, HalfRows, ROWS, TILE, inverse, line_ahead};
 use crate::gemm::transpose;
 
 /// Rows that are transposed together.
 const SIDE: usize = 8;
 
-/// Converts whole blocks of 16 rows. Returns whether it did: false if one of them has an infinity or NaN. Panics if the processor lacks
-/// the instructions, or something is shorter than the blocks say.
-pub fn tiles(rows: HalfRows<'_>, blocks: Range<usize>, exponents: &[u8], codes: &mut [i16]) -> bool {
-    if blocks.is_empty() {
-        return true;
-    }
-    assert!(crate::Isa::Avx2.is_available(), "instruction set not available");
-    assert!(rows.bytes.len() == ROWS * rows.row_bytes() && blocks.end * BLOCK_BYTES <= rows.row_bytes());
-    assert!(codes.len() == blocks.len() * TILE);
-    let exponents = &exponents[blocks.start * ROWS..blocks.end * ROWS];
-    if exponents.contains(&BROKEN) {
-        return false;
-    }
-    // SAFETY: the processor has the features, and all lengths are as asserted.
+/// Converts whole blocks of 16 rows.
+///
+/// # Safety
+/// The processor has the features, rows and exponents have the blocks, no exponent is [`BROKEN`](super::BROKEN), and there is a tile for each block.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn tiles(rows: HalfRows<'_>, blocks: Range<usize>, exponents: &[u8], codes: &mut [i16]) {
+    // SAFETY: by this function's contract.
     unsafe {
         match rows.is_bf16 {
             true => convert::<true>(rows, blocks, exponents, codes),
             false => convert::<false>(rows, blocks, exponents, codes),
         }
     }
-    true
 }
 
 /// # Safety
-/// The lengths that [`tiles`] asserts.
+/// As [`tiles`].
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn convert<const BF16: bool>(
     rows: HalfRows<'_>,

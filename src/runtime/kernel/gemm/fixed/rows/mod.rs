@@ -15,7 +15,7 @@ mod avx512;
 use std::ops::Range;
 
 use super::convert::{ROUND, TINY};
-use super::{BLOCK, ROWS, TILE, Variant};
+use super::{BLOCK, FixedRow, ROWS, TILE, Variant};
 use crate::Dtype;
 use crate::isa::{Isa, dispatch};
 
@@ -184,17 +184,46 @@ pub fn tiles(
     let whole = if rows.count() == ROWS { rows.cols / BLOCK } else { 0 };
     let fast = blocks.start..blocks.end.min(whole).max(blocks.start);
     let (to, rest) = codes.split_at_mut(fast.len() * TILE);
-    let done = match variant {
+    let known = &exponents[fast.start * ROWS..fast.end * ROWS];
+    match variant {
+        // SAFETY: `Variant::within` saw that the processor has the features; these are blocks of 16 whole rows.
         #[cfg(target_arch = "x86_64")]
-        Variant::Avx512Vnni | Variant::Amx => avx512::tiles(rows, fast.clone(), exponents, to),
+        Variant::Avx512Vnni | Variant::Amx if are_finite(known) => unsafe {
+            avx512::tiles(rows, fast.clone(), known, to);
+        },
+        // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Variant::Avx2 | Variant::Avx2Vnni => avx2::tiles(rows, fast.clone(), exponents, to),
-        _ => false,
-    };
-    if !done {
-        plain_tiles(rows, fast.clone(), exponents, to);
+        Variant::Avx2 | Variant::Avx2Vnni if are_finite(known) => unsafe {
+            avx2::tiles(rows, fast.clone(), known, to);
+        },
+        _ => plain_tiles(rows, fast.clone(), exponents, to),
     }
     plain_tiles(rows, fast.end..blocks.end, exponents, rest);
+}
+
+/// Returns whether no block has an infinity or NaN: such ones are for the twin. A fold, which compilers vectorise.
+#[cfg(target_arch = "x86_64")]
+fn are_finite(exponents: &[u8]) -> bool {
+    exponents.iter().fold(true, |finite, exponent| finite & (*exponent != BROKEN))
+}
+
+/// Multiplies all rows with one activation row, in the order that [`fixed`](super) defines, without tiles; `None` if that has no kernel, or
+/// a weight is infinite or NaN.
+pub fn multiply_one(
+    variant: Variant,
+    rows: HalfRows<'_>,
+    exponents: &[u8],
+    x: FixedRow<'_>,
+) -> Option<[f32; ROWS]> {
+    let whole = rows.count() == ROWS && x.len() * BLOCK == rows.cols && exponents.len() == x.len() * ROWS;
+    match variant {
+        // SAFETY: `Variant::within` saw that the processor has the features; the lengths are compared above.
+        #[cfg(target_arch = "x86_64")]
+        Variant::Avx512Vnni | Variant::Amx if whole && are_finite(exponents) => unsafe {
+            Some(avx512::multiply_one(rows, exponents, x))
+        },
+        _ => None,
+    }
 }
 
 /// The twin that every other variant must equal.
