@@ -29,9 +29,13 @@ fn packing() -> LoadOptions {
 
 /// Writes a checkpoint with quantised weights to `folder`.
 fn quantised(name: &str, folder: &Path) -> PathBuf {
+    quantised_as("Q4_0", name, folder)
+}
+
+fn quantised_as(mix: &str, name: &str, folder: &Path) -> PathBuf {
     let path = folder.join(format!("{name}.gguf"));
     let files = ModelFiles::open(&ModelSource::Folder(parity_folder().join(name))).expect("opens");
-    let mix = MIXES.into_iter().find(|mix| mix.name == "Q8_0").expect("a mix");
+    let mix = MIXES.into_iter().find(|known| known.name == mix).expect("a mix");
     let export = Export::plan(&files, &ExportOptions { mix, imatrix: None, name: "model" }).expect("a plan");
     assert_eq!(export.write(&path, &mut |_, _| true).expect("writes"), WriteEnd::Done);
     path
@@ -107,6 +111,16 @@ fn floats_are_used_where_their_file_has_them() {
     drop(loaded); // waits for a writer
     let in_place = fixed::is_fast_in_place(isa::isa());
     assert_eq!(kept_panels(folder.path()).bytes == 0, in_place);
+}
+
+#[test]
+fn bytes_are_packed_by_each_load() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let model = quantised_as("Q8_0", "qwen3", folder.path());
+    let loaded = load_model(&model, &keeping(folder.path(), ALL)).expect("loads");
+    assert_eq!(loaded.notices.len(), 0);
+    drop(loaded); // waits for a writer
+    assert_eq!(kept_panels(folder.path()).bytes, 0);
 }
 
 #[test]

@@ -15,7 +15,7 @@ const TINY: f32 = 1e-30;
 /// Rows are padded with zero blocks to a multiple of this: a unit of the formats with blocks of 32.
 const PADDING_BLOCKS: usize = 2;
 
-const BLOCKS_PER_KILOBYTE: usize = 1024 / size_of::<ActivationBlock>();
+const BLOCKS_PER_PAGE: usize = 4096 / size_of::<ActivationBlock>();
 
 /// Values for which another thread pays.
 const VALUES_PER_TASK: usize = 32 << 10;
@@ -125,11 +125,11 @@ impl Activations {
     }
 }
 
-/// Returns the blocks of a row, including padding. Rows of whole kilobytes get one more: eight rows that are multiplied together would
-/// share few places of the first-level cache.
+/// Returns the blocks of a row, including padding. Rows of whole pages get one more: rows that are multiplied together would share
+/// places of the first-level cache.
 fn row_blocks(cols: usize) -> usize {
     let blocks = (cols / BLOCK).next_multiple_of(PADDING_BLOCKS);
-    blocks + usize::from(blocks.is_multiple_of(BLOCKS_PER_KILOBYTE))
+    blocks + usize::from(blocks.is_multiple_of(BLOCKS_PER_PAGE))
 }
 
 /// Rounds to 11 significant bits, ties to even: f16's precision with f32's range.
