@@ -113,6 +113,9 @@ static std::vector<float> floats(size_t count) {
     return values;
 }
 
+// The larger difference; not a number if one is.
+static double worse(double worst, double one) { return one <= worst || std::isnan(worst) ? worst : one; }
+
 static bool is_wrong = false;
 static void report(const char* name, double difference, double bound) {
     const bool is_fine = difference <= bound;
@@ -181,7 +184,7 @@ static void check_widen(const char* type, int values, int bytes, const std::vect
         const double expected = value(type, weights + at / values * bytes, at % values);
         const double one = std::fabs(expected - double(float(widened[at])));
         largest = max(largest, std::fabs(expected));
-        worst = one <= worst ? worst : one;
+        worst = worse(worst, one);
     }
     report((std::string("widen ") + type).c_str(), worst / largest, 4.9e-4); // half a step of f16
 }
@@ -209,9 +212,9 @@ static void check_product(const char* type, int values, int bytes, std::vector<i
                     sum += given_x[size_t(m) * cols + k] * value(type, weights + (size_t(n) * cols + k) / values * bytes, k % values);
                 largest = max(largest, std::fabs(sum));
                 const double one = std::fabs(sum - y[size_t(m) * rows + n]);
-                difference = one <= difference ? difference : one;
+                difference = worse(difference, one);
             }
-        worst = difference / largest <= worst ? worst : difference / largest;
+        worst = worse(worst, difference / largest);
     }
     report(type, worst, 5e-6);
 }
@@ -237,7 +240,7 @@ static void check_norm_rope(int head_dim, int half, bool has_norm) {
             if (i < half) expected = normed(i) * cosines[at] - normed(i + half) * sines[at];
             else if (i < 2 * half) expected = normed(i - half) * sines[at] + normed(i) * cosines[at];
             const double one = std::fabs(expected - out[head * head_dim + i]);
-            worst = one <= worst ? worst : one;
+            worst = worse(worst, one);
         }
     }
     report("norm_rope", worst, 5e-6);
@@ -291,7 +294,7 @@ static void check_attention(Kernel kernel, int dim, int heads, int kv_heads, flo
             }
             for (int i = 0; i < dim; i++) {
                 const double one = std::fabs(mixed[i] / total - out[(row * heads + head) * dim + i]);
-                worst = one <= worst ? worst : one;
+                worst = worse(worst, one);
             }
         }
     report("attention", worst, 5e-6);

@@ -16,8 +16,8 @@ use llmctl_models::backend::candle::{Candle, f16_product};
 use llmctl_models::backend::{AttentionSpec, Backend, KvLayout, KvShape, KvType, RowSpan, Store, StoreShape};
 use serde_json::{Value, json};
 
-use super::Failure;
 use super::shapes::{Random, matrix};
+use super::{Failure, worse};
 
 /// The largest difference, relative to the largest value: sums in another order, and factors that are rounded once more.
 const PRODUCT: f32 = 2e-5;
@@ -93,8 +93,7 @@ fn difference(got: &Tensor, expected: &Tensor) -> Result<f32, Failure> {
     }
     let largest = expected.iter().fold(0f32, |largest, value| largest.max(value.abs()));
     let differences = got.iter().zip(&expected).map(|(got, expected)| (got - expected).abs());
-    // A NaN stays the result: `f32::max` would drop it.
-    Ok(differences.fold(0.0, |worst: f32, one| if one <= worst { worst } else { one }) / largest)
+    Ok(differences.fold(0.0, worse) / largest)
 }
 
 fn quantised(

@@ -2,8 +2,9 @@
 //! PTX.
 //!
 //! Each is a candle operation. Its CUDA part launches the kernel; its CPU part is a plain reference that the kernel is compared
-//! with, on each GPU before the first model (`check`) and thoroughly by examples/device. Elsewhere than on CUDA devices the backend uses candle's own operations. A row's product, norm and
-//! rotation have the same bits beside any other rows; the parts of its attention depend on how many rows there are.
+//! with, on each GPU before the first model (`check`) and thoroughly by examples/device. Elsewhere than on CUDA devices the
+//! backend uses candle's own operations. A row's product by `FusedProduct`, norm and rotation have the same bits beside any
+//! other rows; the parts of its attention depend on how many rows there are.
 
 mod check;
 #[cfg(feature = "cuda")]
