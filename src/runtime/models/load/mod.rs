@@ -65,7 +65,7 @@ use vision::VisionFiles;
 pub use vision::{Sight, VisionFacts};
 
 use super::backend::candle::cuda::{KernelFault, WIDE_ROWS, WIDENED_BYTES, faults};
-use super::backend::candle::{Candle, is_widened};
+use super::backend::candle::{Candle, GROUP_VALUES, is_widened};
 use super::backend::cpu::{Cpu, CpuThreads, HELD_SCORES};
 use super::backend::{Backend, PAGE_TOKENS};
 use super::hints::Hints;
@@ -548,12 +548,11 @@ fn demand(
     let in_windows =
         windowed.iter().map(|group| group.bytes(context, options.device.step_tokens()) as u64).sum::<u64>();
     let kv_per_token = page_bytes / PAGE_TOKENS as u64;
-    let scratch = if options.device.step_tokens() >= WIDE_ROWS { WIDENED_BYTES as u64 } else { 0 };
     Ok(Demand {
         weights: weights.saturating_add(adapters),
         kv_per_token: kv_per_token + attention_bytes_per_token(config, options.device),
         kv_fixed: page_bytes + in_windows,
-        fixed: activation_bytes(config) + scratch,
+        fixed: activation_bytes(config) + scratch_bytes(config, options.device, context),
     })
 }
 
@@ -642,6 +641,18 @@ fn activation_bytes(config: &DecoderConfig) -> u64 {
     });
     let rows = ROWS * (6 * config.hidden_size + 3 * widest.unwrap_or(0)) + chosen.max().unwrap_or(0);
     (4 * (rows + 8 * config.vocab_size)) as u64
+}
+
+/// Returns what a GPU holds beside buffers: a part of a matrix in f16, and scores three times, with their mask and softmax.
+fn scratch_bytes(config: &DecoderConfig, device: Device, context: usize) -> u64 {
+    let rows = device.step_tokens();
+    let heads = config.layers.iter().map(|layer| match &layer.mixer {
+        MixerConfig::Attention(attention) => attention.num_heads,
+        MixerConfig::Latent(latent) => latent.num_heads,
+        _ => 0,
+    });
+    let scores = heads.max().unwrap_or(0).saturating_mul(rows).saturating_mul(context);
+    if rows < WIDE_ROWS { 0 } else { (WIDENED_BYTES + 12 * scores.min(GROUP_VALUES)) as u64 }
 }
 
 /// Guesses a tensor's purpose from its shape; only token tables have that many rows.

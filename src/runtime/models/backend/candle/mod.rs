@@ -30,6 +30,7 @@ use crate::tensor::{HostTensor, SharedBytes};
 use llmctl_base::error::{Error, LoadError, Result};
 
 pub use kv::CandleKv;
+pub use step::GROUP_VALUES;
 pub use weight::{CandleWeight, f16_product, is_widened};
 
 /// The device of a [`Candle`] backend; the number distinguishes several of a kind.
