@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -55,6 +56,8 @@ template <class To, class From> static To bits(From value) {
     return to;
 }
 static __half __ushort_as_half(uint16_t value) { return bits<__half>(value); }
+static __half __float2half_rn(float value) { return __half(value); }
+static uint16_t __half_as_ushort(__half value) { return bits<uint16_t>(value); }
 static float __uint_as_float(uint32_t value) { return bits<float>(value); }
 static uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift) {
     return uint32_t((low | uint64_t(high) << 32) >> (shift & 31));
@@ -110,6 +113,9 @@ static std::vector<float> floats(size_t count) {
     return values;
 }
 
+// The larger difference; not a number if one is.
+static double worse(double worst, double one) { return one <= worst || std::isnan(worst) ? worst : one; }
+
 static bool is_wrong = false;
 static void report(const char* name, double difference, double bound) {
     const bool is_fine = difference <= bound;
@@ -149,20 +155,48 @@ static double value(const char* type, const uint8_t* b, int i) {
 }
 
 using Product = void (*)(const uint8_t*, const float*, float*, int, int, int);
+using Widen = void (*)(const uint8_t*, uint4*, int);
 
-static void check_product(const char* type, int values, int bytes, std::vector<int> factors, std::vector<Product> kernels) {
+// Blocks with random bytes, and small factors where a block has them.
+static std::vector<uint4> random_blocks(int blocks, int bytes, const std::vector<int>& factors) {
+    std::vector<uint4> aligned(size_t(blocks) * bytes / 16 + 2);
+    uint8_t* weights = reinterpret_cast<uint8_t*>(aligned.data());
+    for (int block = 0; block < blocks; block++) {
+        for (int i = 0; i < bytes; i++) weights[block * bytes + i] = uint8_t(generator());
+        for (int at : factors) {
+            const __half factor = __half(0.001f + 1e-6f * (generator() % 9000));
+            std::memcpy(weights + block * bytes + at, &factor, 2);
+        }
+    }
+    return aligned;
+}
+
+// 67 blocks, which do not fill the kernel's last block of threads; all values are compared.
+static void check_widen(const char* type, int values, int bytes, const std::vector<int>& factors, Widen kernel) {
+    const int blocks = 67, pairs = blocks * values / 32;
+    const std::vector<uint4> aligned = random_blocks(blocks, bytes, factors);
+    const uint8_t* weights = reinterpret_cast<const uint8_t*>(aligned.data());
+    std::vector<uint4> out(4 * pairs, uint4{~0u, ~0u, ~0u, ~0u});
+    launch({unsigned(pairs + 127) / 128, 1, 1}, 128, [&] { kernel(weights, out.data(), pairs); });
+    const __half* widened = reinterpret_cast<const __half*>(out.data());
+    double largest = 0, worst = 0;
+    for (int at = 0; at < blocks * values; at++) {
+        const double expected = value(type, weights + at / values * bytes, at % values);
+        const double one = std::fabs(expected - double(float(widened[at])));
+        largest = max(largest, std::fabs(expected));
+        worst = worse(worst, one);
+    }
+    report((std::string("widen ") + type).c_str(), worst / largest, 4.9e-4); // half a step of f16
+}
+
+static void check_product(const char* type, int values, int bytes, std::vector<int> factors, std::vector<Product> kernels,
+                          Widen widen) {
+    check_widen(type, values, bytes, factors, widen);
     double worst = 0;
     for (const auto [given, variant, rows, cols] :
          {std::array{1, 0, 9, 2304}, {2, 1, 17, 512}, {3, 2, 33, 1280}, {5, 3, 18, 768}, {8, 3, 16, 256}}) {
-        std::vector<uint4> aligned(size_t(rows) * cols / values * bytes / 16 + 2);
-        uint8_t* weights = reinterpret_cast<uint8_t*>(aligned.data());
-        for (int block = 0; block < rows * cols / values; block++) {
-            for (int i = 0; i < bytes; i++) weights[block * bytes + i] = uint8_t(generator());
-            for (int at : factors) {
-                const __half factor = __half(0.001f + 1e-6f * (generator() % 9000));
-                std::memcpy(weights + block * bytes + at, &factor, 2);
-            }
-        }
+        const std::vector<uint4> aligned = random_blocks(rows * cols / values, bytes, factors);
+        const uint8_t* weights = reinterpret_cast<const uint8_t*>(aligned.data());
         const std::vector<float> given_x = floats(size_t(given) * cols);
         std::vector<float4> x(given_x.size() / 4);
         std::memcpy(x.data(), given_x.data(), given_x.size() * 4);
@@ -178,9 +212,9 @@ static void check_product(const char* type, int values, int bytes, std::vector<i
                     sum += given_x[size_t(m) * cols + k] * value(type, weights + (size_t(n) * cols + k) / values * bytes, k % values);
                 largest = max(largest, std::fabs(sum));
                 const double one = std::fabs(sum - y[size_t(m) * rows + n]);
-                difference = one <= difference ? difference : one;
+                difference = worse(difference, one);
             }
-        worst = difference / largest <= worst ? worst : difference / largest;
+        worst = worse(worst, difference / largest);
     }
     report(type, worst, 5e-6);
 }
@@ -206,7 +240,7 @@ static void check_norm_rope(int head_dim, int half, bool has_norm) {
             if (i < half) expected = normed(i) * cosines[at] - normed(i + half) * sines[at];
             else if (i < 2 * half) expected = normed(i - half) * sines[at] + normed(i) * cosines[at];
             const double one = std::fabs(expected - out[head * head_dim + i]);
-            worst = one <= worst ? worst : one;
+            worst = worse(worst, one);
         }
     }
     report("norm_rope", worst, 5e-6);
@@ -260,13 +294,13 @@ static void check_attention(Kernel kernel, int dim, int heads, int kv_heads, flo
             }
             for (int i = 0; i < dim; i++) {
                 const double one = std::fabs(mixed[i] / total - out[(row * heads + head) * dim + i]);
-                worst = one <= worst ? worst : one;
+                worst = worse(worst, one);
             }
         }
     report("attention", worst, 5e-6);
 }
 
-#define KERNELS(NAME) {product_##NAME##_1, product_##NAME##_2, product_##NAME##_4, product_##NAME##_8}
+#define KERNELS(NAME) {product_##NAME##_1, product_##NAME##_2, product_##NAME##_4, product_##NAME##_8}, widen_##NAME
 int main() {
     check_product("q4_0", 32, 18, {0}, KERNELS(q4_0));
     check_product("q8_0", 32, 34, {0}, KERNELS(q8_0));

@@ -9,18 +9,22 @@ use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{Device, Tensor};
 use llmctl_kernel::Dtype;
 use llmctl_kernel::attention::{KvValues, ScoreRule};
-use llmctl_models::backend::candle::Candle;
-use llmctl_models::backend::candle::cuda::{DecodeTable, FusedProduct, NormRope, PagedAttention};
+use llmctl_models::backend::candle::cuda::{
+    DecodeTable, FusedProduct, NormRope, PagedAttention, WIDENED_BYTES, Widened, faults,
+};
+use llmctl_models::backend::candle::{Candle, f16_product};
 use llmctl_models::backend::{AttentionSpec, Backend, KvLayout, KvShape, KvType, RowSpan, Store, StoreShape};
 use serde_json::{Value, json};
 
-use super::Failure;
 use super::shapes::{Random, matrix};
+use super::{Failure, worse};
 
 /// The largest difference, relative to the largest value: sums in another order, and factors that are rounded once more.
 const PRODUCT: f32 = 2e-5;
 const ROTATED: f32 = 2e-6;
 const ATTENTION: f32 = 2e-5;
+/// Matrices, inputs and results that are rounded to f16.
+const WIDENED: f32 = 1e-3;
 
 pub const TYPES: [(Dtype, GgmlDType); 7] = [
     (Dtype::Q4_0, GgmlDType::Q4_0),
@@ -50,6 +54,8 @@ pub fn check(device: &Device) -> Result<Value, Failure> {
             let difference = product(device, (dtype, stored), rows, [outs, cols])?;
             note(format!("product {} {rows}x{cols}x{outs}", dtype.name()), PRODUCT, difference);
         }
+        let difference = wide_product(device, (dtype, stored), 260, [130, 1280])?;
+        note(format!("widen {}", dtype.name()), WIDENED, difference);
     }
     for (head_dim, rotated, has_norm) in [(128, 128, true), (64, 32, true), (96, 96, false), (256, 64, false)]
     {
@@ -68,7 +74,14 @@ pub fn check(device: &Device) -> Result<Value, Failure> {
             note(format!("attention {} {head_dim} {heads:?}", kv_type.name()), ATTENTION, difference);
         }
     }
-    Ok(json!({ "ok": wrong.is_empty(), "wrong": wrong, "differences": worst }))
+    let began = Instant::now();
+    wrong.extend(
+        faults(device).iter().map(|fault| format!("unused at load: {}: {}", fault.kernel, fault.reason)),
+    );
+    let seconds = began.elapsed().as_secs_f64();
+    Ok(
+        json!({ "ok": wrong.is_empty(), "wrong": wrong, "differences": worst, "check_at_load_seconds": seconds }),
+    )
 }
 
 /// Returns the largest difference, relative to the largest expected value.
@@ -80,8 +93,7 @@ fn difference(got: &Tensor, expected: &Tensor) -> Result<f32, Failure> {
     }
     let largest = expected.iter().fold(0f32, |largest, value| largest.max(value.abs()));
     let differences = got.iter().zip(&expected).map(|(got, expected)| (got - expected).abs());
-    // A NaN stays the result: `f32::max` would drop it.
-    Ok(differences.fold(0.0, |worst: f32, one| if one <= worst { worst } else { one }) / largest)
+    Ok(differences.fold(0.0, worse) / largest)
 }
 
 fn quantised(
@@ -110,6 +122,24 @@ fn product(
         false => on(&Device::Cpu)?,
     };
     difference(&on(device)?, &expected)
+}
+
+/// A product in f16 with a matrix that is unpacked in three parts, against one in f32 on the CPU.
+fn wide_product(
+    device: &Device,
+    types: (Dtype, GgmlDType),
+    rows: usize,
+    shape: [usize; 2],
+) -> Result<f32, Failure> {
+    let x = Tensor::from_vec(Random(78).floats(rows * shape[1]), (rows, shape[1]), &Device::Cpu)?;
+    let expected = x.matmul(&quantised(&Device::Cpu, types, shape)?.dequantize(&Device::Cpu)?.t()?)?;
+    let (weight, x) = (quantised(device, types, shape)?, x.to_device(device)?);
+    difference(&widened_product(&weight, &x, 2 * 50 * shape[1])?, &expected)
+}
+
+fn widened_product(weight: &QTensor, x: &Tensor, most_bytes: usize) -> Result<Tensor, Failure> {
+    let parts = Widened::parts(weight, most_bytes).ok_or("no kernel for this type")?;
+    Ok(f16_product(x, parts.iter().map(|part| part.apply(x)))?)
 }
 
 fn norm_rope(device: &Device, [head_dim, rotated]: [usize; 2], has_norm: bool) -> Result<f32, Failure> {
@@ -198,11 +228,11 @@ fn attention(
     }
 }
 
-/// Measures products of matrices of 4096 x 14336 by the kernel and by candle, in bytes of weights per second.
+/// Measures products by our kernels, for many rows with cuBLAS, and by candle, in bytes of weights per second.
 pub fn measure(device: &Device, shape: [usize; 2], rounds: usize) -> Result<Value, Failure> {
     let mut all = json!({});
     for (dtype, stored) in TYPES {
-        for rows in [1, 2, 4, 8] {
+        for rows in [1, 2, 4, 8, 64, 128, 256, 512] {
             let x = Tensor::from_vec(Random(3).floats(rows * shape[1]), (rows, shape[1]), device)?;
             // Several matrices, so that none stays in the cache.
             let weights =
@@ -212,9 +242,10 @@ pub fn measure(device: &Device, shape: [usize; 2], rounds: usize) -> Result<Valu
                 let mut began = Instant::now();
                 for round in 0..rounds + 1 {
                     for weight in &weights {
-                        match FusedProduct::new(weight, &x).filter(|_| by_kernel) {
+                        match FusedProduct::new(weight, &x) {
+                            _ if !by_kernel => drop(x.apply_op1_no_bwd(weight)?),
                             Some(product) => drop(product.apply(&x)?),
-                            None => drop(x.apply_op1_no_bwd(weight)?),
+                            None => drop(widened_product(weight, &x, WIDENED_BYTES)?),
                         }
                     }
                     if round == 0 {

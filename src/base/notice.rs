@@ -70,6 +70,10 @@ pub enum Notice {
         } else { ", without loss" }
     )]
     PackedWeights { form: &'static str, count: usize, bytes: u64, rounded: bool },
+    #[error(
+        "the CUDA kernel {kernel} is not used on this GPU, where candle's operations are slower: {reason}"
+    )]
+    UnusedKernel { kernel: String, reason: String },
     #[error("the packed weights kept in {} are damaged ({reason}): the model was packed again", .path.display())]
     DamagedPanels { path: PathBuf, reason: String },
     #[error("packed weights cannot be kept in {}: {reason} (--packed-disk 0 keeps none)", .path.display())]

@@ -26,7 +26,9 @@ use llmctl_base::machine;
 use llmctl_base::machine::Cores;
 use llmctl_hub::Resolved;
 use llmctl_models::kv::disk::{WarmPrompt, pinned_bytes};
-use llmctl_models::load::{DeviceKind, ImageUse, Isa, KeptPanels, kept_panels, kernels_name, open_device};
+use llmctl_models::load::{
+    DeviceKind, ImageUse, Isa, KeptPanels, device_memory, kept_panels, kernels_name, open_device,
+};
 use llmctl_models::memory;
 
 /// Check the machine, the configuration and the folders, and warn of problems
@@ -118,12 +120,16 @@ fn gpu_facts() -> Vec<DoctorFact> {
         ("cuda", cfg!(feature = "cuda"), DeviceKind::Cuda(0)),
         ("metal", cfg!(feature = "metal"), DeviceKind::Metal(0)),
     ];
-    let fact = |name: &'static str, opened: Result<(), String>| match opened {
-        Ok(()) => DoctorFact::new("gpu", name, true, "device 0 answers"),
+    let fact = |name: &'static str, opened: Result<Option<[u64; 2]>, String>| match opened {
+        Ok(memory) => {
+            let memory = memory.map(|[total, free]| format!(", {} of {} free", bytes(free), bytes(total)));
+            DoctorFact::new("gpu", name, true, format!("device 0 answers{}", memory.unwrap_or_default()))
+        }
         Err(error) => DoctorFact::new("gpu", name, false, "no device")
             .warn(Some(format!("no {name} device opens ({error}): models run on the CPU"))),
     };
-    let open = |kind| open_device(kind).map(drop).map_err(|error| error.to_string());
+    let open = |kind| open_device(kind).and_then(|device| device_memory(&device));
+    let open = |kind| open(kind).map_err(|error| error.to_string());
     kinds.into_iter().filter(|(_, built, _)| *built).map(|(name, _, kind)| fact(name, open(kind))).collect()
 }
 

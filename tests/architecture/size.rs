@@ -13,16 +13,17 @@ use super::{Source, assert_clean, skip_opaque, sources, without_test_modules};
 /// beside sparse attention took 930, sparse attention with an indexer 405 in models and 98 in kernel, and Step 3.5,
 /// Ling 3 and MiMo V2 500, and MiniMax M3 with its choice of blocks 246 in models and 30 in kernel. Issue 51 names no room: states,
 /// latent attention and sparse attention on candle's devices took 510 in models, CUDA kernels with their references 465 there, beside
-/// 381 of CUDA C++, which are not counted. A budget may only fall; a new capability gets a room, which its issue names.
+/// 381 of CUDA C++, which are not counted; memory and stream of a GPU, its check of kernels at load and products for prompts 270 in
+/// models, 5 in cli and 4 in base. A budget may only fall; a new capability gets a room, which its issue names.
 const BUDGETS: &[(&str, usize)] = &[
-    ("src/cli/", 24_715),
+    ("src/cli/", 24_720),
     ("src/bench/", 3_300),
     ("src/serve", 16_534),
     ("src/hub/", 3_460),
     ("src/template/", 9_484),
     ("src/runtime/kernel/", 8_872),
-    ("src/base/", 1_585),
-    ("src/runtime/models/", 29_940),
+    ("src/base/", 1_589),
+    ("src/runtime/models/", 30_209),
     ("src/runtime/", 20_372), // the engine
     ("src/image/", 815),
     ("src/", 10), // lib.rs and main.rs

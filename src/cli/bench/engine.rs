@@ -15,7 +15,7 @@ use llmctl_bench::record::{BenchModel, BenchSetting};
 use llmctl_engine::{EngineClient, EngineConfig, EngineSpec, Speculation};
 use llmctl_models::kv::{KvKind, PAGE_TOKENS};
 use llmctl_models::load::{Device, LoadedDraft, ModelFiles, kernels_name, model_facts};
-use llmctl_models::memory::{memory_limits, tightest};
+use llmctl_models::memory::{MemoryLimit, tightest};
 
 /// Options for loading a model and starting its engine.
 #[derive(Debug, Clone)]
@@ -55,14 +55,15 @@ pub fn start(
     model.options.images.is_off = true; // no case has any
     let loaded = model.load_files(terminal)?;
     let mut config = EngineConfig::new(recipe.context, loaded.texts.end_of_generation.clone());
-    config.step_tokens = recipe.step_tokens.unwrap_or(config.step_tokens);
+    config.step_tokens = recipe.step_tokens.unwrap_or(model.options.device.step_tokens());
     config.max_running = recipe.sequences;
     config.speculation = recipe.speculation;
     config.max_sessions = recipe.sequences + recipe.depths + 1;
     let spec = EngineSpec::new(loaded.model.spec().clone(), config.clone())?;
     let draft_spec =
         loaded.draft.as_ref().and_then(LoadedDraft::spec).map(|own| spec.for_draft_model(own)).transpose()?;
-    check_memory(spec.kv_memory + draft_spec.map_or(0, |spec| spec.kv_memory))?;
+    let limits = model.options.device.memory_limits();
+    check_memory(&limits, spec.kv_memory + draft_spec.map_or(0, |spec| spec.kv_memory))?;
     let vault = encryption::vault()?;
     let open =
         |root: &Path| load::open_kv_folder(root.to_path_buf(), u64::MAX, &loaded.fingerprint, vault.clone());
@@ -106,9 +107,9 @@ fn start_remote(recipe: &Recipe, terminal: &Terminal) -> Result<(EngineClient, B
 }
 
 /// Checks that all sequences fit beside what is loaded.
-fn check_memory(kv_memory: usize) -> Result<(), CommandError> {
+fn check_memory(limits: &[MemoryLimit], kv_memory: usize) -> Result<(), CommandError> {
     let needed = kv_memory as u64;
-    let available = tightest(&memory_limits(Path::new("/"))).map_or(u64::MAX, |limit| limit.available);
+    let available = tightest(limits).map_or(u64::MAX, |limit| limit.available);
     if needed <= available {
         return Ok(());
     }

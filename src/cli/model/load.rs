@@ -41,7 +41,7 @@ use llmctl_models::load::{
     CpuOptions, Device, DeviceKind, Fingerprint, ImageUse, Isa, LEAST_BYTES, LoadOptions, LoadedDraft,
     LoadedModel, ModelFiles, ModelTexts, PanelPlace, PredictionUse, Sight, kept_panels, open_device,
 };
-use llmctl_models::memory::{LimitKind, memory_limits, tightest};
+use llmctl_models::memory::{LimitKind, tightest};
 use llmctl_models::model::{Model, ModelSpec};
 use llmctl_models::text::Tokenizer;
 use llmctl_models::vision::Tower;
@@ -155,7 +155,7 @@ impl ResolvedModel {
 
     /// Loads the model and starts its engine. Loading began at `start`.
     fn start(self, start: Instant, terminal: &Terminal) -> Result<Loaded, CommandError> {
-        let (asked, is_on_cpu) = (self.asked, matches!(self.options.device, Device::Cpu(_)));
+        let (asked, device) = (self.asked, self.options.device);
         let loaded = self.load_files(terminal)?;
         let model = loaded.model.spec();
         let context_tokens = model.context_length;
@@ -168,11 +168,11 @@ impl ResolvedModel {
         texts.chat_tokenizer.set_context_tokens(context_tokens);
         report_ends(texts.chat_tokenizer.texts(), terminal);
         let ends = texts.chat_tokenizer.texts().end_of_generation.clone();
-        let mut config = engine_config(asked, context_tokens, ends);
+        let mut config = engine_config(asked, device, context_tokens, ends);
         config.build = loaded.fingerprint.build();
         config.answer_tokens = self.files.source.built_in().map(|model| model.answer_tokens);
         if asked.kv_memory.is_none() && config.max_running > 1 {
-            config.kv_memory = Some(shared_kv(model, loaded.draft.as_ref(), &config, is_on_cpu, terminal)?);
+            config.kv_memory = Some(shared_kv(model, loaded.draft.as_ref(), &config, device, terminal)?);
         }
         let kv = open_kv(asked, &loaded.fingerprint, &self.files, terminal)?;
         report_draft(model, loaded.draft.as_ref(), &config, terminal)?;
@@ -303,12 +303,17 @@ pub fn open_kv_folder(
     DiskStore::open(DiskConfig { root, limit_bytes, fingerprint, description, queue_bytes, vault })
 }
 
-fn engine_config(asked: EngineOptions, context_tokens: usize, ends: Vec<u32>) -> EngineConfig {
+fn engine_config(
+    asked: EngineOptions,
+    device: Device,
+    context_tokens: usize,
+    ends: Vec<u32>,
+) -> EngineConfig {
     let Sharing { max_running, max_waiting, max_sessions, session_ttl } = asked.sharing;
     let alone = EngineConfig::new(context_tokens, ends);
     EngineConfig {
         // A row for each running request, and a prompt chunk that is worth a step beside them.
-        step_tokens: alone.step_tokens.max(ROWS_PER_RUNNING * max_running),
+        step_tokens: device.step_tokens().max(ROWS_PER_RUNNING * max_running),
         max_running,
         max_waiting,
         max_sessions,
@@ -326,7 +331,7 @@ fn shared_kv(
     model: &ModelSpec,
     draft: Option<&LoadedDraft>,
     config: &EngineConfig,
-    is_on_cpu: bool,
+    device: Device,
     terminal: &Terminal,
 ) -> Result<usize, CommandError> {
     let config = EngineConfig { kv_memory: None, max_sessions: 1, ..config.clone() };
@@ -336,8 +341,7 @@ fn shared_kv(
     let draft = draft.and_then(LoadedDraft::spec).map(|own| spec.for_draft_model(own)).transpose()?;
     // A draft model gets memory in the same proportion.
     let own_part = wanted as f64 / (wanted + draft.map_or(0, |draft| draft.kv_memory)).max(1) as f64;
-    let available =
-        tightest(&memory_limits(Path::new("/"))).filter(|_| is_on_cpu).map(|limit| limit.available);
+    let available = tightest(&device.memory_limits()).map(|limit| limit.available);
     let Some(available) = available else { return Ok(wanted) };
     let left = (available as f64 * 0.75 * own_part) as usize;
     let granted = wanted.min(left).max(one);
@@ -529,16 +533,10 @@ pub fn options(
     terminal: &Terminal,
 ) -> Result<LoadOptions, CommandError> {
     let device = device(args, terminal)?;
-    // A GPU's memory is not known here; its driver refuses what it cannot hold.
-    let available_memory = match device {
-        Device::Cpu(_) => {
-            // Weights used in place do not count as data; packing checks the limit itself.
-            let limits = memory_limits(Path::new("/")).into_iter();
-            let limits: Vec<_> = limits.filter(|limit| limit.kind != LimitKind::Data).collect();
-            tightest(&limits).map(|limit| limit.available)
-        }
-        Device::Candle(_) => None,
-    };
+    // Weights used in place do not count as data; packing checks the limit itself.
+    let limits = device.memory_limits().into_iter();
+    let limits: Vec<_> = limits.filter(|limit| limit.kind != LimitKind::Data).collect();
+    let available_memory = tightest(&limits).map(|limit| limit.available);
     Ok(LoadOptions {
         images: args.images.asked(),
         adapters: args.lora.iter().map(|asked| asked.0.clone()).collect(),

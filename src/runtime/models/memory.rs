@@ -23,13 +23,15 @@ pub enum LimitKind {
     AddressSpace,
     /// `ulimit -d`: writable memory. Mapped files do not count.
     Data,
+    /// The memory of a GPU.
+    Device,
 }
 
 /// One limit on this process's memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryLimit {
     pub kind: LimitKind,
-    /// File that the limit was read from.
+    /// File that the limit was read from; the name of a GPU.
     pub source: PathBuf,
     /// The limit in bytes.
     pub total: u64,

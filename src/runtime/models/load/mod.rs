@@ -35,6 +35,7 @@ pub mod vision;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -43,7 +44,7 @@ use adapter::read_adapters;
 pub use adoption::adopt_pages;
 
 pub use super::backend::KvType;
-pub use super::backend::candle::{DeviceKind, open_device};
+pub use super::backend::candle::{DeviceKind, device_memory, open_device};
 pub use super::backend::cpu::CpuOptions;
 pub use super::model::text_head::Pooling;
 pub use super::panels::{KeptPanels, LEAST_BYTES, PanelPlace, kept_panels};
@@ -63,18 +64,19 @@ pub use texts::{TextFiles, TextsAlone};
 use vision::VisionFiles;
 pub use vision::{Sight, VisionFacts};
 
-use super::backend::candle::{Candle, is_widened};
+use super::backend::candle::cuda::{KernelFault, WIDE_ROWS, WIDENED_BYTES, faults};
+use super::backend::candle::{Candle, GROUP_VALUES, is_widened};
 use super::backend::cpu::{Cpu, CpuThreads, HELD_SCORES};
 use super::backend::{Backend, PAGE_TOKENS};
 use super::hints::Hints;
 use super::kv::KvKind;
-use super::memory::{Demand, fit};
+use super::memory::{Demand, LimitKind, MemoryLimit, fit, memory_limits};
 use super::model::arch::Description;
 use super::model::config::{DecoderConfig, MixerConfig};
 use super::model::decoder::{AssistantParts, Decoder, DecoderParts, Matrix, PredictionParts, kv_groups};
 use super::model::recognise::{Recognised, recognise};
 use super::model::weights::{TensorFacts, WeightFile};
-use super::model::{Model, STEP_TOKENS};
+use super::model::{Model, STEP_TOKENS, TEXT_STEP_TOKENS};
 use super::panels::PanelStore;
 use super::tensor::HostTensor;
 use super::text::Tokenizer;
@@ -173,6 +175,30 @@ impl Device {
         match self {
             Device::Cpu(options) => Some(CpuThreads::new(&options)),
             Device::Candle(_) => None,
+        }
+    }
+
+    /// Returns the limits of the memory for weights and KV: the GPU's own, else this process's. A GPU that does not open has none.
+    pub fn memory_limits(self) -> Vec<MemoryLimit> {
+        let kind = match self {
+            Device::Candle(kind) if kind != DeviceKind::Cpu => kind,
+            _ => return memory_limits(Path::new("/")),
+        };
+        let memory = open_device(kind).and_then(|device| device_memory(&device)).ok().flatten();
+        let limit = |[total, available]: [u64; 2]| MemoryLimit {
+            kind: LimitKind::Device,
+            source: format!("{kind:?}").into(),
+            total,
+            available,
+        };
+        memory.map(limit).into_iter().collect()
+    }
+
+    /// Returns the tokens of a step that takes in a prompt. A GPU's matrix units want more rows than the CPU's kernels.
+    pub fn step_tokens(self) -> usize {
+        match self {
+            Device::Candle(kind) if kind != DeviceKind::Cpu => TEXT_STEP_TOKENS,
+            _ => STEP_TOKENS,
         }
     }
 }
@@ -519,13 +545,14 @@ fn demand(
     let (lasting, windowed): (Vec<_>, Vec<_>) =
         kv_groups(config, options.kv_type).into_iter().partition(|group| group.kind == KvKind::Full);
     let page_bytes = lasting.iter().map(|group| group.page_bytes as u64).sum::<u64>();
-    let in_windows = windowed.iter().map(|group| group.bytes(context, STEP_TOKENS) as u64).sum::<u64>();
+    let in_windows =
+        windowed.iter().map(|group| group.bytes(context, options.device.step_tokens()) as u64).sum::<u64>();
     let kv_per_token = page_bytes / PAGE_TOKENS as u64;
     Ok(Demand {
         weights: weights.saturating_add(adapters),
         kv_per_token: kv_per_token + attention_bytes_per_token(config, options.device),
         kv_fixed: page_bytes + in_windows,
-        fixed: activation_bytes(config),
+        fixed: activation_bytes(config) + scratch_bytes(config, options.device, context),
     })
 }
 
@@ -616,6 +643,18 @@ fn activation_bytes(config: &DecoderConfig) -> u64 {
     (4 * (rows + 8 * config.vocab_size)) as u64
 }
 
+/// Returns what a GPU holds beside buffers: a part of a matrix in f16, and scores three times, with their mask and softmax.
+fn scratch_bytes(config: &DecoderConfig, device: Device, context: usize) -> u64 {
+    let rows = device.step_tokens();
+    let heads = config.layers.iter().map(|layer| match &layer.mixer {
+        MixerConfig::Attention(attention) => attention.num_heads,
+        MixerConfig::Latent(latent) => latent.num_heads,
+        _ => 0,
+    });
+    let scores = heads.max().unwrap_or(0).saturating_mul(rows).saturating_mul(context);
+    if rows < WIDE_ROWS { 0 } else { (WIDENED_BYTES + 12 * scores.min(GROUP_VALUES)) as u64 }
+}
+
 /// Guesses a tensor's purpose from its shape; only token tables have that many rows.
 fn matrix(shape: &[usize], config: &DecoderConfig) -> Matrix {
     match shape {
@@ -704,13 +743,13 @@ fn decoder(
         }
         Device::Candle(kind) => {
             let device = open_device(kind).map_err(backend)?;
+            notices.extend(faults(&device).iter().map(KernelFault::notice));
             build(|| Candle::new(device.clone()).map_err(backend), |candle| candle, parts, drafting)?
         }
     };
     notices.extend(panels.iter().flat_map(|panels| panels.finish()));
-    for ((dtype, asked), count) in kept.into_inner() {
-        notices.push(Notice::WeightTypes { count, dtype, asked });
-    }
+    let kept = kept.into_inner().into_iter();
+    notices.extend(kept.map(|((dtype, asked), count)| Notice::WeightTypes { count, dtype, asked }));
     Ok(models)
 }
 
@@ -752,6 +791,18 @@ fn backend(error: Error) -> LoadError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_device_without_memory_of_its_own_has_the_limits_of_the_process() {
+        let kinds = |device: Device| -> Vec<LimitKind> {
+            device.memory_limits().iter().map(|limit| limit.kind).collect()
+        };
+        let of_process = kinds(Device::Cpu(CpuOptions::new(1)));
+        assert_eq!(kinds(Device::Candle(DeviceKind::Cpu)), of_process);
+        assert!(!of_process.contains(&LimitKind::Device));
+        // No such GPU, or a build without any.
+        assert_eq!(kinds(Device::Candle(DeviceKind::Cuda(99))), []);
+    }
 
     /// Routers above all: see docs/numbers.md.
     #[test]

@@ -6,7 +6,7 @@
 use candle_core::{DType, Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
 
-use super::cuda::PagedAttention;
+use super::cuda::{Kernel, PagedAttention, is_used};
 use super::kv::CandleKv;
 use super::step::{ReadShape, RowGroup, Slots};
 use super::{AttentionSpec, RowSpan};
@@ -49,11 +49,10 @@ fn attend_in_place(
     spans: &[RowSpan],
 ) -> Result<Option<Tensor>> {
     let has_kernel = PagedAttention::takes(kv.shape(spec.store), spans) && spec.selected.is_none();
-    if !q.device().is_cuda() || !has_kernel {
+    let (true, [keys, values]) = (has_kernel, kv.stores(spec.store)?) else { return Ok(None) };
+    if !is_used(Kernel::Attention(keys.dtype(), keys.dim(2)?), q) {
         return Ok(None);
     }
-    let stores = kv.stores(spec.store)?;
-    let (Some(keys), Some(values)) = (stores.first(), stores.get(1)) else { return Ok(None) };
     let table = kv.step(spec.store, spans).table(kv.device(), spec.window, spec.is_two_way)?;
     let AttentionSpec { num_heads, rule, sinks, .. } = *spec;
     let kernel = PagedAttention { stores: [keys, values], table: &table, num_heads, rule, sinks };

@@ -18,6 +18,7 @@ mod step;
 mod weight;
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use candle_core::{Device, Tensor};
 
@@ -29,7 +30,8 @@ use crate::tensor::{HostTensor, SharedBytes};
 use llmctl_base::error::{Error, LoadError, Result};
 
 pub use kv::CandleKv;
-pub use weight::{CandleWeight, is_widened};
+pub use step::GROUP_VALUES;
+pub use weight::{CandleWeight, f16_product, is_widened};
 
 /// The device of a [`Candle`] backend; the number distinguishes several of a kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,24 +41,55 @@ pub enum DeviceKind {
     Metal(usize),
 }
 
-/// Opens a device.
+/// Opens a device, once for all of a process: candle keeps scratch memory for each device that was ever opened.
 ///
 /// # Errors
 /// [`Error::InvalidParameter`] if this build does not support the kind; [`Error::Backend`] if there is no such
 /// device.
 pub fn open_device(kind: DeviceKind) -> Result<Device> {
+    static OPENED: Mutex<Vec<(DeviceKind, Device)>> = Mutex::new(Vec::new());
+    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, device)) = opened.iter().find(|(known, _)| *known == kind) {
+        return Ok(device.clone());
+    }
+    let device = open(kind)?;
+    opened.push((kind, device.clone()));
+    Ok(device)
+}
+
+fn open(kind: DeviceKind) -> Result<Device> {
     let missing =
         |message: &str| Err(Error::InvalidParameter { name: "device", message: message.to_owned() });
     match kind {
         DeviceKind::Cpu => Ok(Device::Cpu),
-        DeviceKind::Cuda(_) if !cfg!(feature = "cuda") => {
-            missing("this build has no CUDA support; build it with `--features cuda`")
-        }
+        #[cfg(feature = "cuda")]
+        DeviceKind::Cuda(index) => cuda::open(index).map_err(backend_error),
+        #[cfg(not(feature = "cuda"))]
+        DeviceKind::Cuda(_) => missing("this build has no CUDA support; build it with `--features cuda`"),
         DeviceKind::Metal(_) if !cfg!(feature = "metal") => {
             missing("this build has no Metal support; build it with `--features metal`")
         }
-        DeviceKind::Cuda(index) => Device::new_cuda(index).map_err(backend_error),
         DeviceKind::Metal(index) => Device::new_metal(index).map_err(backend_error),
+    }
+}
+
+/// Returns the bytes of a GPU's own memory and how many of them are free; on Metal, of the memory that the system recommends to
+/// use. `None` for a device that computes in the host's.
+///
+/// # Errors
+/// [`Error::Backend`] with the driver's reason.
+pub fn device_memory(device: &Device) -> Result<Option<[u64; 2]>> {
+    match device {
+        #[cfg(feature = "cuda")]
+        Device::Cuda(device) => cuda::memory(device).map(Some).map_err(backend_error),
+        #[cfg(feature = "metal")]
+        Device::Metal(device) => {
+            let device = device.metal_device();
+            let total = device.recommended_max_working_set_size();
+            let free = total.saturating_sub(device.current_allocated_size());
+            Ok(Some([total as u64, free as u64]))
+        }
+        _ => Ok(None),
     }
 }
 
@@ -81,6 +114,7 @@ impl Candle {
         // it.
         let probe = Tensor::zeros(1, candle_core::DType::F32, &device).and_then(|zero| zero.to_vec1::<f32>());
         probe.map_err(backend_error)?;
+        cuda::faults(&device);
         let halves = !device.is_cpu();
         Ok(Self { device, halves })
     }

@@ -5,7 +5,7 @@ use candle_core::{Result, Tensor};
 use candle_nn::{ops, rotary_emb};
 
 use super::Activation;
-use super::cuda::NormRope;
+use super::cuda::{Kernel, NormRope, is_used};
 
 /// Computes `x * scale`.
 pub fn scaled(x: &Tensor, scale: f32) -> Result<Tensor> {
@@ -29,7 +29,7 @@ pub fn norm_rope(
     head_dim: usize,
     angles: &[Tensor; 2],
 ) -> Result<Tensor> {
-    if x.device().is_cuda() && weight.dims1()? == head_dim {
+    if is_used(Kernel::NormRope, x) && weight.dims1()? == head_dim {
         return NormRope::apply(x, Some((weight, eps)), head_dim, angles);
     }
     rope(&rms_norm(x, weight, eps)?, head_dim, angles)
@@ -37,7 +37,7 @@ pub fn norm_rope(
 
 /// Rotates the first `2 * half` values of every head, pairing i with i + half; the angles' cosines and sines are `[rows, half]`.
 pub fn rope(x: &Tensor, head_dim: usize, angles: &[Tensor; 2]) -> Result<Tensor> {
-    if x.device().is_cuda() {
+    if is_used(Kernel::NormRope, x) {
         return NormRope::apply(x, None, head_dim, angles);
     }
     let [cos, sin] = angles;

@@ -24,7 +24,7 @@ use crate::backend::PAGE_TOKENS;
 use llmctl_kernel::attention::visible;
 
 /// Limit of the values (256 MiB of f32) that scores and gathered keys and values of a group should take together.
-const GROUP_VALUES: usize = 1 << 26;
+pub const GROUP_VALUES: usize = 1 << 26;
 
 /// Indices of the present step, created when a layer first needs them.
 #[derive(Debug, Default)]

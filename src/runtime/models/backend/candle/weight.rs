@@ -7,7 +7,7 @@ use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{D, DType, Device, Result, Tensor};
 use half::{bf16, f16};
 
-use super::cuda::FusedProduct;
+use super::cuda::{FusedProduct, WIDE_ROWS, WIDENED_BYTES, Widened, is_used};
 use crate::tensor::{HostTensor, byte_len};
 use llmctl_base::error::LoadError;
 use llmctl_kernel::{Dtype, dequantize_row};
@@ -133,17 +133,26 @@ impl CandleWeight {
         match &self.form {
             WeightTensor::Floats(weight) => match weight.dtype() {
                 DType::F32 => x.matmul(&weight.t()?),
-                DType::F16 => f16_product(x, weight),
+                DType::F16 => f16_product(x, [Ok(weight.clone())]),
                 dtype => x.to_dtype(dtype)?.matmul(&weight.t()?)?.to_dtype(DType::F32),
             },
-            WeightTensor::Blocks(weight) => {
-                match FusedProduct::new(weight, x).filter(|_| x.device().is_cuda()) {
-                    Some(product) => product.apply(x),
-                    // Bypasses candle's QMatMul, which chooses its method by environment variables.
-                    None => x.apply_op1_no_bwd(weight),
-                }
-            }
+            WeightTensor::Blocks(weight) => block_product(weight, x),
         }
+    }
+}
+
+/// Computes a product by the kernels for few or for many rows, else by candle.
+fn block_product(weight: &QTensor, x: &Tensor) -> Result<Tensor> {
+    if let Some(product) = FusedProduct::new(weight, x).filter(|product| is_used(product.kernel(), x)) {
+        return product.apply(x);
+    }
+    let parts = if x.dim(0)? >= WIDE_ROWS { Widened::parts(weight, WIDENED_BYTES) } else { None };
+    match parts {
+        Some(parts) if parts.first().is_some_and(|part| is_used(part.kernel(), x)) => {
+            f16_product(x, parts.iter().map(|part| part.apply(x)))
+        }
+        // Bypasses candle's QMatMul, which chooses its method by environment variables.
+        _ => x.apply_op1_no_bwd(weight),
     }
 }
 
@@ -175,12 +184,17 @@ fn blocks(tensor: &HostTensor, dtype: GgmlDType, device: &Device) -> Result<QTen
     QTensor::new(storage, tensor.shape.as_slice())
 }
 
-/// Computes a product in f16. Since activations of some models exceed its largest value, 65504, each row is scaled to
-/// at most 1 and back.
-fn f16_product(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+/// Computes a product in f16 with a matrix given in parts of its rows, of which one is kept at a time. Since activations of some
+/// models exceed the largest f16, 65504, each row is scaled to at most 1 and back.
+pub fn f16_product(x: &Tensor, parts: impl IntoIterator<Item = Result<Tensor>>) -> Result<Tensor> {
     let largest = x.abs()?.max_keepdim(D::Minus1)?.maximum(f32::MIN_POSITIVE)?;
     let unit = x.broadcast_div(&largest)?.to_dtype(DType::F16)?;
-    unit.matmul(&weight.t()?)?.to_dtype(DType::F32)?.broadcast_mul(&largest)
+    let product =
+        |part: Result<Tensor>| unit.matmul(&part?.t()?)?.to_dtype(DType::F32)?.broadcast_mul(&largest);
+    match parts.into_iter().map(product).collect::<Result<Vec<_>>>()?.as_slice() {
+        [whole] => Ok(whole.clone()),
+        products => Tensor::cat(products, D::Minus1),
+    }
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! Launches of the kernels. They run in the device's one stream, behind what fills their inputs.
+//! Launches of the kernels, and the device that they run on. They run in its one stream, behind what fills their inputs.
 
-use candle_core::backend::BackendStorage;
-use candle_core::cuda_backend::cudarc::driver::{DevicePtr, LaunchConfig, PushKernelArg};
-use candle_core::cuda_backend::{CudaDevice, WrapErr};
-use candle_core::{CudaStorage, DType, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::cuda_backend::cudarc::driver::{DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg};
+use candle_core::cuda_backend::{CudaDType, CudaDevice, WrapErr};
+use candle_core::{CudaStorage, DType, Device, Layout, Result, Shape, Storage, Tensor, bail};
 use half::f16;
 
-use super::{FusedProduct, NormRope, PagedAttention};
+use super::{FusedProduct, NormRope, PagedAttention, Widened};
 
 const PRODUCT: [&str; 2] = ["product", include_str!(concat!(env!("OUT_DIR"), "/product.ptx"))];
 const ATTENTION: [&str; 2] = ["attention", include_str!(concat!(env!("OUT_DIR"), "/attention.ptx"))];
@@ -15,6 +15,26 @@ const NORM_ROPE: [&str; 2] = ["norm_rope", include_str!(concat!(env!("OUT_DIR"),
 /// Blocks of attention that keep the multiprocessors of a large GPU busy, and the fewest positions that are worth one.
 const ENOUGH_BLOCKS: usize = 256;
 const LEAST_PART: usize = 128;
+
+/// Opens a GPU with one stream for all threads.
+///
+/// candle's `Device::new_cuda` takes CUDA's per-thread stream, which is another stream in each thread, and cudarc then lets none
+/// wait for another: an engine's thread would read weights whose copies the loading thread has only begun (seen in the sources of
+/// candle-core 0.11.1 and cudarc 0.19.10). In one stream, the order in which threads hand a model to each other is the order of
+/// the work.
+pub fn open(index: usize) -> Result<Device> {
+    let device = CudaDevice::new_with_stream(index)?;
+    // SAFETY: the events order several streams, and the device has one; `open_device` opens it once.
+    unsafe { device.disable_event_tracking() };
+    Ok(Device::Cuda(device))
+}
+
+/// Returns the bytes of a GPU's memory and how many of them are free, after what was freed has gone back to the driver.
+pub fn memory(device: &CudaDevice) -> Result<[u64; 2]> {
+    device.synchronize()?;
+    let (free, total) = device.cuda_stream().context().mem_get_info().w()?;
+    Ok([total as u64, free as u64])
+}
 
 /// Returns the address of the contiguous part of a storage that a layout describes.
 fn address(storage: &CudaStorage, layout: &Layout) -> Result<u64> {
@@ -44,8 +64,8 @@ struct Arguments<'a> {
     factors: &'a [f32],
 }
 
-/// Launches a kernel that fills `len` floats, whose address follows those of its inputs.
-fn run(
+/// Launches a kernel that fills `len` values, whose address follows those of its inputs.
+fn run<T: CudaDType + DeviceRepr>(
     device: &CudaDevice,
     ([module, ptx], name): ([&str; 2], &str),
     (grid, threads): ([usize; 3], usize),
@@ -56,7 +76,7 @@ fn run(
     let counts = counts.iter().map(|count| i32::try_from(*count).map_err(candle_core::Error::wrap));
     let counts = counts.collect::<Result<Vec<i32>>>()?;
     // SAFETY: each kernel writes all of its output.
-    let out = unsafe { device.alloc::<f32>(len)? };
+    let out = unsafe { device.alloc::<T>(len)? };
     let [x, y, z] = grid.map(|blocks| blocks as u32); // the driver refuses grids beyond its limits
     let config = LaunchConfig { grid_dim: (x, y, z), block_dim: (threads as u32, 1, 1), shared_mem_bytes: 0 };
     let mut builder = function.builder();
@@ -91,8 +111,18 @@ pub fn product(
         factors: &[],
     };
     let shape = ([rows.div_ceil(per_block), 1, 1], 128);
-    let out = run(storage.device(), (PRODUCT, &name), shape, arguments, given * rows)?;
+    let out = run::<f32>(storage.device(), (PRODUCT, &name), shape, arguments, given * rows)?;
     Ok((out, Shape::from((given, rows))))
+}
+
+pub fn widen(op: &Widened<'_>, storage: &CudaStorage) -> Result<(CudaStorage, Shape)> {
+    let shape = op.shape()?;
+    let pairs = shape.elem_count() / 32;
+    let start = op.weight.device_ptr()? as u64 + op.bytes()?.start as u64;
+    let arguments = Arguments { inputs: &[start], counts: &[pairs], factors: &[] };
+    let (name, grid) = (format!("widen_{}", op.dtype.name()), ([pairs.div_ceil(128), 1, 1], 128));
+    let out = run::<f16>(storage.device(), (PRODUCT, &name), grid, arguments, shape.elem_count())?;
+    Ok((out, shape))
 }
 
 pub fn norm_rope(op: &NormRope<'_>, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
@@ -106,7 +136,7 @@ pub fn norm_rope(op: &NormRope<'_>, storage: &CudaStorage, layout: &Layout) -> R
         factors: &[op.norm.map_or(0.0, |(_, eps)| eps)],
     };
     let shape = ([(rows * heads).div_ceil(4), 1, 1], 128);
-    let out = run(storage.device(), (NORM_ROPE, "norm_rope"), shape, arguments, rows * width)?;
+    let out = run::<f32>(storage.device(), (NORM_ROPE, "norm_rope"), shape, arguments, rows * width)?;
     Ok((out, layout.shape().clone()))
 }
 
@@ -135,13 +165,13 @@ pub fn attention(
     };
     let (device, name) = (storage.device(), format!("attend_{kind}_{head_dim}"));
     let len = rows * num_heads * num_parts * (head_dim + 2);
-    let parts = run(device, (ATTENTION, &name), ([num_parts, blocks, rows], 128), arguments, len)?;
+    let parts = run::<f32>(device, (ATTENTION, &name), ([num_parts, blocks, rows], 128), arguments, len)?;
     let arguments = Arguments {
         inputs: &[address(&parts, &Layout::contiguous(len))?, sinks.map_or(Ok(0), address_of)?],
         counts: &[num_parts, head_dim],
         factors: &[],
     };
     let len = rows * num_heads * head_dim;
-    let out = run(device, (ATTENTION, "combine"), ([num_heads, rows, 1], head_dim), arguments, len)?;
+    let out = run::<f32>(device, (ATTENTION, "combine"), ([num_heads, rows, 1], head_dim), arguments, len)?;
     Ok((out, layout.shape().clone()))
 }

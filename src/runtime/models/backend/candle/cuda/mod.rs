@@ -2,16 +2,25 @@
 //! PTX.
 //!
 //! Each is a candle operation. Its CUDA part launches the kernel; its CPU part is a plain reference that the kernel is compared
-//! with (examples/device). Elsewhere than on CUDA devices the backend uses candle's own operations. A row's product, norm and
-//! rotation have the same bits beside any other rows; the parts of its attention depend on how many rows there are.
+//! with, on each GPU before the first model (`check`) and thoroughly by examples/device. Elsewhere than on CUDA devices the
+//! backend uses candle's own operations. A row's product by `FusedProduct`, norm and rotation have the same bits beside any
+//! other rows; the parts of its attention depend on how many rows there are.
 
+mod check;
 #[cfg(feature = "cuda")]
 mod launch;
+
+use std::ops::Range;
 
 #[cfg(feature = "cuda")]
 use candle_core::CudaStorage;
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, bail};
+use half::f16;
+
+pub use check::{Kernel, KernelFault, faults, is_used};
+#[cfg(feature = "cuda")]
+pub use launch::{memory, open};
 
 use super::{KvShape, RowSpan};
 use crate::backend::NO_PAGE;
@@ -20,6 +29,11 @@ use llmctl_kernel::{Dtype, dequantize_row};
 
 /// The largest number of rows of a call: of `x` for products, of one span for attention. More are work for matrix units.
 const MOST_ROWS: usize = 8;
+
+/// Rows from which a matrix is unpacked to f16 for cuBLAS, where candle's product of int8 is not faster yet (docs/gpu.md has the
+/// estimate), and the most bytes of a part that is unpacked at once.
+pub const WIDE_ROWS: usize = 256;
+pub const WIDENED_BYTES: usize = 64 << 20;
 
 /// The types that the kernels unpack.
 const PRODUCTS: [(GgmlDType, Dtype); 7] = [
@@ -32,6 +46,11 @@ const PRODUCTS: [(GgmlDType, Dtype); 7] = [
     (GgmlDType::Q6K, Dtype::Q6K),
 ];
 
+/// Returns the type of a matrix that the kernels unpack.
+fn unpacked(weight: &QTensor) -> Option<Dtype> {
+    PRODUCTS.into_iter().find(|(stored, _)| *stored == weight.dtype()).map(|(_, dtype)| dtype)
+}
+
 /// `x . weight^T` of one to eight rows `[rows, in]`, in f32; the weight `[out, in]` is unpacked as it is read. Unlike candle's
 /// product it does not round `x`.
 #[derive(Debug)]
@@ -43,9 +62,13 @@ pub struct FusedProduct<'a> {
 impl<'a> FusedProduct<'a> {
     /// Returns the product; `None` for other types and numbers of rows than the kernel's.
     pub fn new(weight: &'a QTensor, x: &Tensor) -> Option<Self> {
-        let (_, dtype) = PRODUCTS.into_iter().find(|(stored, _)| *stored == weight.dtype())?;
         let rows = x.dims2().map_or(0, |(rows, _)| rows);
-        (1..=MOST_ROWS).contains(&rows).then_some(Self { weight, dtype })
+        (1..=MOST_ROWS).contains(&rows).then_some(Self { weight, dtype: unpacked(weight)? })
+    }
+
+    /// Returns the kernel of this type.
+    pub fn kernel(&self) -> Kernel {
+        Kernel::Product(self.dtype)
     }
 
     /// Computes the product.
@@ -84,6 +107,65 @@ impl CustomOp1 for FusedProduct<'_> {
     #[cfg(feature = "cuda")]
     fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
         launch::product(self, storage, layout)
+    }
+}
+
+/// Rows of a matrix as f16, `[rows, in]`, for products with many rows.
+#[derive(Debug)]
+pub struct Widened<'a> {
+    weight: &'a QTensor,
+    dtype: Dtype,
+    rows: Range<usize>,
+}
+
+impl<'a> Widened<'a> {
+    /// Returns all rows in parts of at most so many bytes, or of one row; `None` for other types than the kernel's.
+    pub fn parts(weight: &'a QTensor, most_bytes: usize) -> Option<Vec<Self>> {
+        let ((num_rows, width), dtype) = (weight.shape().dims2().ok()?, unpacked(weight)?);
+        let num_parts = num_rows.div_ceil((most_bytes / 2 / width).max(1));
+        let part = |part| num_rows * part / num_parts..num_rows * (part + 1) / num_parts;
+        Some((0..num_parts).map(|index| Self { weight, dtype, rows: part(index) }).collect())
+    }
+
+    /// Returns the kernel of this type.
+    pub fn kernel(&self) -> Kernel {
+        Kernel::Widen(self.dtype)
+    }
+
+    /// Unpacks the rows, on the device of `x`.
+    ///
+    /// # Errors
+    /// Reports a device without memory.
+    pub fn apply(&self, x: &Tensor) -> Result<Tensor> {
+        x.apply_op1_no_bwd(self)
+    }
+
+    /// Returns where the rows lie in the matrix, in bytes.
+    fn bytes(&self) -> Result<Range<usize>> {
+        let row_bytes = self.weight.storage_size_in_bytes() / self.weight.shape().dims2()?.0;
+        Ok(self.rows.start * row_bytes..self.rows.end * row_bytes)
+    }
+
+    fn shape(&self) -> Result<Shape> {
+        Ok(Shape::from((self.rows.len(), self.weight.shape().dims2()?.1)))
+    }
+}
+
+impl CustomOp1 for Widened<'_> {
+    fn name(&self) -> &'static str {
+        "widen"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        let shape = self.shape()?;
+        let mut values = vec![0.0; shape.elem_count()];
+        dequantize_row(self.dtype, &self.weight.data()?[self.bytes()?], &mut values);
+        Ok((CpuStorage::F16(values.into_iter().map(f16::from_f32).collect()), shape))
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(&self, storage: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+        launch::widen(self, storage)
     }
 }
 

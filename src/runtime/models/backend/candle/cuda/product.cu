@@ -1,4 +1,5 @@
-// Products of one to eight rows of f32 with a matrix of ggml's blocks: y[m][n] = sum over k of x[m][k] * w[n][k].
+// Products of one to eight rows of f32 with a matrix of ggml's blocks: y[m][n] = sum over k of x[m][k] * w[n][k]. For more
+// rows, `widen` unpacks a matrix to f16, with which cuBLAS multiplies.
 //
 // Each weight is unpacked once and multiplied in f32, so that nothing is rounded beside the sums. A warp computes OUT rows of
 // the matrix; the four warps of a block share a tile of x. The unit of work is 16 consecutive values of a row.
@@ -260,6 +261,43 @@ __device__ __forceinline__ void product(const uint8_t* __restrict__ weights, con
         }
     }
 }
+
+// Unpacks a pair of each thread to f16; a lane's sixteen values are a sector of memory.
+template <class Block>
+__device__ __forceinline__ void widen(const uint8_t* __restrict__ weights, uint4* __restrict__ out, int pairs) {
+    constexpr int PAIRS = Block::VALUES / 32; // of a block
+    const int at = blockIdx.x * THREADS + threadIdx.x, in_block = at % PAIRS;
+    if (at >= pairs) return;
+    Pair pair;
+    Block::read(pair, weights + size_t(at / PAIRS) * Block::BYTES, in_block);
+    const size_t first = size_t(at - in_block) * 2 + in_block / Block::APART * 2 * Block::APART + in_block % Block::APART;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float w[16];
+        unpack<Block::SIGNED>(w, pair, half);
+        uint32_t packed[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const uint32_t low = __half_as_ushort(__float2half_rn(w[2 * i]));
+            packed[i] = low | uint32_t(__half_as_ushort(__float2half_rn(w[2 * i + 1]))) << 16;
+        }
+        uint4* to = out + 2 * (first + half * Block::APART);
+        to[0] = uint4{packed[0], packed[1], packed[2], packed[3]};
+        to[1] = uint4{packed[4], packed[5], packed[6], packed[7]};
+    }
+}
+
+#define WIDEN(BLOCK, NAME)                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS) widen_##NAME(const uint8_t* weights, uint4* out, int pairs) {        \
+        widen<BLOCK>(weights, out, pairs);                                                                                     \
+    }
+WIDEN(Q4_0, q4_0)
+WIDEN(Q8_0, q8_0)
+WIDEN(Q2_K, q2_k)
+WIDEN(Q3_K, q3_k)
+WIDEN(Q4_K, q4_k)
+WIDEN(Q5_K, q5_k)
+WIDEN(Q6_K, q6_k)
 
 #define PRODUCT(BLOCK, NAME, M)                                                                                                \
     extern "C" __global__ void __launch_bounds__(THREADS) product_##NAME##_##M(                                                \
