@@ -186,23 +186,19 @@ pub fn tiles(
     let (to, rest) = codes.split_at_mut(fast.len() * TILE);
     let known = &exponents[fast.start * ROWS..fast.end * ROWS];
     match variant {
+        _ if !are_finite(known) => plain_tiles(rows, fast.clone(), exponents, to),
         // SAFETY: `Variant::within` saw that the processor has the features; these are blocks of 16 whole rows.
         #[cfg(target_arch = "x86_64")]
-        Variant::Avx512Vnni | Variant::Amx if are_finite(known) => unsafe {
-            avx512::tiles(rows, fast.clone(), known, to);
-        },
+        Variant::Avx512Vnni | Variant::Amx => unsafe { avx512::tiles(rows, fast.clone(), known, to) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Variant::Avx2 | Variant::Avx2Vnni if are_finite(known) => unsafe {
-            avx2::tiles(rows, fast.clone(), known, to);
-        },
+        Variant::Avx2 | Variant::Avx2Vnni => unsafe { avx2::tiles(rows, fast.clone(), known, to) },
         _ => plain_tiles(rows, fast.clone(), exponents, to),
     }
     plain_tiles(rows, fast.end..blocks.end, exponents, rest);
 }
 
 /// Returns whether no block has an infinity or NaN: such ones are for the twin. A fold, which compilers vectorise.
-#[cfg(target_arch = "x86_64")]
 fn are_finite(exponents: &[u8]) -> bool {
     exponents.iter().fold(true, |finite, exponent| finite & (*exponent != BROKEN))
 }
@@ -217,11 +213,10 @@ pub fn multiply_one(
 ) -> Option<[f32; ROWS]> {
     let whole = rows.count() == ROWS && x.len() * BLOCK == rows.cols && exponents.len() == x.len() * ROWS;
     match variant {
+        _ if !whole || !are_finite(exponents) => None,
         // SAFETY: `Variant::within` saw that the processor has the features; the lengths are compared above.
         #[cfg(target_arch = "x86_64")]
-        Variant::Avx512Vnni | Variant::Amx if whole && are_finite(exponents) => unsafe {
-            Some(avx512::multiply_one(rows, exponents, x))
-        },
+        Variant::Avx512Vnni | Variant::Amx => Some(unsafe { avx512::multiply_one(rows, exponents, x) }),
         _ => None,
     }
 }
