@@ -15,11 +15,12 @@ const NEW_TOKENS: usize = 16;
 const NEAR_TIE: f32 = 1e-3;
 
 /// One of each kind of mixer: plain attention, windows, delta nets, Kimi delta attention beside latent attention, Mamba-2, short
-/// convolutions, latent attention with and without an indexer, narrow values.
-const MIXERS: [&str; 9] = [
+/// convolutions, latent attention with and without an indexer, blocks that have one key, narrow values.
+const MIXERS: [&str; 10] = [
     "llama",
     "gemma3",
     "qwen3.5",
+    "qwen4-exp",
     "kimi-linear",
     "nemotron-h-moe",
     "lfm2",

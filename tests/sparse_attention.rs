@@ -84,3 +84,50 @@ fn a_choice_of_every_block_is_attention_without_an_indexer() {
         assert!(largest_difference(&last, &of(&blocks(2, 1, [0, 0, 0, 1]))) > 0.01, "chosen blocks");
     }
 }
+
+#[test]
+fn whole_blocks_are_chosen_where_they_are_more_than_the_budget() {
+    for kv_type in KvType::ALL {
+        let of = |budget: usize| logits(&changed("qwen4-exp", &[("indexer_budget", json!(budget))]), kv_type);
+        let all = of(300);
+        let vocab = all.len() / 300;
+        assert!(same_bits(&all, &of(4096)), "all blocks");
+        for budget in [8, 128] {
+            let few = of(budget);
+            // Up to three tokens behind the budget are an unfinished block, which every row sees.
+            let seeing_all = (budget + 3) * vocab;
+            assert!(same_bits(&few[..seeing_all], &all[..seeing_all]), "{budget}: rows that see all");
+            let others = |logits: &[f32]| logits[seeing_all..seeing_all + vocab].to_vec();
+            assert!(
+                largest_difference(&others(&few), &others(&all)) > 1e-6,
+                "{budget}: the next row chooses"
+            );
+        }
+    }
+}
+
+#[test]
+fn facts_of_whole_blocks_and_ngrams_that_cannot_be_are_refused_by_name() {
+    for (key, value) in [
+        ("indexer_kv_heads", json!(2)),
+        ("indexer_compress_ratio", json!(1)),
+        ("indexer_budget", json!(10)),
+        ("indexer_head_dim", json!(4)),
+        ("hc_count", json!(1)),
+        ("hc_lowrank", Value::Null),
+        ("output_gate_type", json!("tanh")),
+        ("ple_layer_ids", json!([1, 3])),
+        ("ple_layer_ids", json!([2])),
+        ("ple_layer_ids", json!([0])),
+        ("ple_embed_dim", json!(30)),
+        ("ngram_size", json!(1)),
+        ("heads_per_ngram", json!(1 << 20)),
+        ("eos_token_id", json!(384)),
+    ] {
+        let error = load_model(changed("qwen4-exp", &[(key, value)]).path(), &exact()).err().expect(key);
+        assert!(error.to_string().contains(key), "{error} names {key}");
+    }
+    let few_rows = changed("qwen4-exp", &[("ngram_vocab_size_base", json!(300))]);
+    let error = load_model(few_rows.path(), &exact()).err().expect("too few rows").to_string();
+    assert!(error.contains("ngram_embedding.shard_3"), "{error}");
+}

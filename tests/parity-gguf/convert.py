@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "gguf-py")]
 
 base = importlib.import_module("conversion.base")
 # Their converters read the published keys, which transformers' classes rename.
-AS_PUBLISHED = {"bailing_hybrid", "mimo_v2_flash", "minimax_m3_vl", "step3p5"}
+AS_PUBLISHED = {"bailing_hybrid", "mimo_v2_flash", "minimax_m3_vl", "qwen4_exp", "step3p5"}
 
 
 class PublishedConfig:
@@ -35,8 +35,10 @@ class PublishedConfig:
 
 
 base.AutoConfig = PublishedConfig
+# The class that transformers takes for Qwen 3.5 would add a token.
+transformers.AutoTokenizer = transformers.PreTrainedTokenizerFast
 base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
-for module in ["bailingmoe3", "deepseek", "ernie", "glm", "kimi_linear", "laguna", "mimo", "minimax", "mistral3", "muse_glimmer", "nemotron", "phi", "step3"]:
+for module in ["bailingmoe3", "deepseek", "ernie", "glm", "kimi_linear", "laguna", "mimo", "minimax", "mistral3", "muse_glimmer", "nemotron", "phi", "qwen4exp", "step3"]:
     for kind in vars(importlib.import_module(f"conversion.{module}")).values():
         if isinstance(kind, type) and issubclass(kind, base.TextModel):
             kind.set_vocab = base.TextModel._set_vocab_gpt2

@@ -200,6 +200,24 @@ CONFIGS = {
             ),
         ),
     ),
+    # An indexer chooses two blocks of 4 tokens. The n-grams' table is stored in parts.
+    "qwen4-exp": dict(
+        model_type="qwen4_exp", tie_word_embeddings=False, **TOKENS,
+        vision_config=dict(
+            depth=1, hidden_size=16, num_heads=2, intermediate_size=32, out_hidden_size=32, patch_size=4, num_position_embeddings=16,
+        ),
+        text_config=dict(
+            TEXT | EXPERTS, head_dim=16, shared_expert_intermediate_size=40, tie_word_embeddings=False, rms_norm_eps=1e-6,
+            layer_types=2 * ["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=4,
+            linear_key_head_dim=16, linear_value_head_dim=16, linear_conv_kernel_dim=4, output_gate_type="sigmoid",
+            rope_parameters=dict(
+                rope_type="default", rope_theta=1e7, partial_rotary_factor=0.5, mrope_section=[2, 1, 1], mrope_interleaved=True,
+            ),
+            hc_count=4, hc_lowrank=8, indexer_n_heads=4, indexer_kv_heads=1, indexer_head_dim=16, indexer_budget=8,
+            indexer_compress_ratio=4, ple_layer_ids=[3], ple_embed_dim=32, ple_conv_kernel_size=4, ngram_size=3, heads_per_ngram=2,
+            ngram_vocab_size_base=200, make_ngram_vocab_size_divisible_by=8, split_ngram_parts=4, seed=1234,
+        ),
+    ),
     "kimi-linear": dict(
         TEXT | dict(num_key_value_heads=4), model_type="kimi_linear", kv_lora_rank=32, qk_rope_head_dim=8, qk_nope_head_dim=16,
         v_head_dim=16, num_experts=8, num_experts_per_token=2, num_shared_experts=1,
@@ -208,7 +226,10 @@ CONFIGS = {
         ),
     ),
 }
-CENTERED = {"minimax_m3_vl": "norm.weight", "muse_glimmer": "layernorm.weight", "step3p7": "norm.weight"}
+CENTERED = {
+    "minimax_m3_vl": "norm.weight", "muse_glimmer": "layernorm.weight", "step3p7": "norm.weight",
+    "qwen4_exp": ("hc_norm.weight", "layernorm.weight", "q_norm.weight", "k_norm.weight"),
+}
 
 
 # Names of assistants: the checkpoint that each drafts for, and whether it has centroids.
@@ -344,6 +365,17 @@ def publish_minimax(into):
     (into / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
+def publish_qwen4(into):
+    """Leaves the text of Qwen3.8-Flash-Next, with the keys of the published config."""
+    text = {name: tensor for name, tensor in load_file(into / "model.safetensors").items() if ".visual." not in name}
+    save_file(text, into / "model.safetensors", metadata=dict(format="pt"))
+    published = dict(
+        architectures=["Qwen4ExpForConditionalGeneration"], model_type="qwen4_exp", tie_word_embeddings=False,
+        text_config=CONFIGS["qwen4-exp"]["text_config"] | dict(model_type="qwen4_exp_text", hidden_act="silu", norm_topk_prob=True), **TOKENS,
+    )
+    (into / "config.json").write_text(json.dumps(published, indent=2) + "\n")
+
+
 def name_dense(path):
     """Names dense parts as the published Kimi Linear does, not as experts."""
     published = lambda name: re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", name)
@@ -385,6 +417,8 @@ def make(name, into):
         publish_step(into)
     if name == "minimax-m3":
         publish_minimax(into)
+    if name == "qwen4-exp":
+        publish_qwen4(into)
     if name == "kimi-linear":
         name_dense(into / "model.safetensors")
     shutil.copy(PROMPTS / "generation_config.json", into / "generation_config.json")

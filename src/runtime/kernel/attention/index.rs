@@ -1,5 +1,5 @@
-//! Scores of an indexer, and the choice of the positions that have the highest. Sources: transformers `DeepseekV32Indexer` and
-//! `MiniMaxM3VLIndexer`.
+//! Scores of an indexer, and the choice of the positions that have the highest. Sources: transformers `DeepseekV32Indexer`,
+//! `MiniMaxM3VLIndexer` and `Qwen4ExpTextQSAIndexer`.
 //!
 //! Invariant, the definition of every score and choice, independent of other rows, the number of threads and the registers:
 //!
@@ -8,6 +8,7 @@
 //! score[j] = q . key[j]                                                               of one head without weights
 //! chosen = the positions with the highest scores; of equal scores the earlier position first
 //! chosen blocks = the last ones, and those with the highest scores; a block's is its highest, of equal ones the earlier first
+//! chosen whole blocks = those with the highest scores, and the unfinished one; a block's is that of its last position
 //! ```
 //!
 //! Factors that all scores share are left out: they change no choice.
@@ -113,16 +114,29 @@ fn choose_highest(scores: &[f32], keys: &mut Vec<u32>, chosen: &mut [u32]) {
 pub struct KeyBlocks {
     /// Positions of a block; 1 where each is chosen by itself.
     pub size: usize,
-    /// Number of last blocks, that of the row the last, which are chosen whatever their scores; at least 1 unless `size` is 1.
+    /// Number of last blocks, that of the row the last, which are chosen whatever their scores. If it is 0 and `size` is not 1, the
+    /// key at a block's last position stands for the whole block: complete blocks are chosen, and an unfinished one is seen besides.
     pub num_local: usize,
 }
 
 impl KeyBlocks {
     pub const SINGLE: Self = Self { size: 1, num_local: 0 };
 
+    /// Returns whether a block has one key, at its last position.
+    pub fn are_whole(self) -> bool {
+        self.size > 1 && self.num_local == 0
+    }
+
+    /// Returns the first position whose row does not see all positions up to its own, of choices of `top_k`. Of whole blocks, `top_k`
+    /// counts the unfinished one.
+    pub fn first_choosing(self, top_k: usize) -> usize {
+        top_k - usize::from(self.are_whole())
+    }
+
     /// Returns the number of positions that a row sees of the blocks that it chooses, which have `top_k`.
     pub fn num_seen(self, top_k: usize, position: usize) -> usize {
-        top_k - self.size + position % self.size + 1
+        let whole = top_k - self.size;
+        if self.are_whole() { whole + (position + 1) % self.size } else { whole + position % self.size + 1 }
     }
 
     /// Writes the positions of the chosen blocks in ascending order, those behind the row's own too. `scores` are those of the
@@ -135,12 +149,18 @@ impl KeyBlocks {
             return choose_highest(scores, keys, chosen);
         }
         blocks.clear();
-        let highest = |block: &[f32]| block.iter().copied().fold(f32::NEG_INFINITY, f32::max).to_bits();
-        blocks.extend(scores.chunks(self.size).map(highest));
-        let first_local = blocks.len().saturating_sub(self.num_local);
-        blocks[first_local..].fill(f32::INFINITY.to_bits());
         let num_chosen = chosen.len() / self.size;
-        choose_highest(bytemuck::cast_slice(blocks), keys, &mut chosen[..num_chosen]);
+        if self.are_whole() {
+            blocks.extend(scores.chunks_exact(self.size).map(|block| block[self.size - 1].to_bits()));
+            choose_highest(bytemuck::cast_slice(blocks), keys, &mut chosen[..num_chosen - 1]);
+            chosen[num_chosen - 1] = blocks.len() as u32;
+        } else {
+            let highest = |block: &[f32]| block.iter().copied().fold(f32::NEG_INFINITY, f32::max).to_bits();
+            blocks.extend(scores.chunks(self.size).map(highest));
+            let first_local = blocks.len().saturating_sub(self.num_local);
+            blocks[first_local..].fill(f32::INFINITY.to_bits());
+            choose_highest(bytemuck::cast_slice(blocks), keys, &mut chosen[..num_chosen]);
+        }
         // From the last on: the positions of a block lie behind the numbers of those before it.
         for index in (0..num_chosen).rev() {
             let first = chosen[index] * self.size as u32;
@@ -234,6 +254,23 @@ mod tests {
         assert_eq!(choose(&scores, 2, 3), (vec![2, 3, 6, 7, 8, 9], 5));
         assert_eq!(choose(&scores[..8], 1, 2), (vec![2, 3, 6, 7], 4));
         assert_eq!(choose(&[f32::NAN, f32::NAN, f32::NEG_INFINITY, -8.0, 0.0], 1, 2), (vec![2, 3, 4, 5], 3));
+    }
+
+    #[test]
+    fn whole_blocks_are_chosen_by_their_last_scores_and_the_unfinished_one_is_seen() {
+        let blocks = KeyBlocks { size: 3, num_local: 0 };
+        // Room for two blocks and the unfinished one: rows from position 8 on choose.
+        assert_eq!((blocks.first_choosing(9), KeyBlocks::SINGLE.first_choosing(9)), (8, 9));
+        let scores = [9.0, 9.0, 0.5, 0.0, 0.0, 2.0, 9.0, 9.0, 0.5, 7.0, 8.0];
+        for (end, expected) in [
+            (9, vec![0, 1, 2, 3, 4, 5]),
+            (10, vec![0, 1, 2, 3, 4, 5, 9]),
+            (11, vec![0, 1, 2, 3, 4, 5, 9, 10]),
+        ] {
+            let mut chosen = vec![u32::MAX; 9];
+            blocks.choose(&scores[..end], [&mut vec![9], &mut vec![7; 3]], &mut chosen);
+            assert_eq!(chosen[..blocks.num_seen(9, end - 1)], expected, "of equal scores the earlier");
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ use std::ops::Range;
 
 pub use index::{IndexQuery, KeyBlocks, index_page};
 pub(crate) use lanes::VectorLanes;
-pub use stored::{BLOCK, KvPart, KvType, KvValues, PAGE_TOKENS, copy_row, read_row, write_row};
+pub use stored::{BLOCK, KvPart, KvType, KvValues, PAGE_TOKENS, copy_rows, read_row, write_row};
 use stored::{F16, F32, Q8, Stored};
 use tile::{KvBlock, mix_page, score_page, score_rows};
 

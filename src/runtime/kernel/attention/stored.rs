@@ -195,25 +195,38 @@ pub fn read_row(kv_type: KvType, part: KvPart, block: &[u8], token: usize, row: 
     }
 }
 
-/// Copies a token's row from one head's block in the layout of values to another: block and token of each.
+/// Copies the rows of `count` consecutive tokens from one head's block to another: block and first token of each.
 ///
 /// # Panics
-/// If a block is none of `head_dim`.
-pub fn copy_row(kv_type: KvType, head_dim: usize, from: (&[u8], usize), to: (&mut [u8], usize)) {
+/// If a block is none of `head_dim`, or has fewer tokens.
+pub fn copy_rows(
+    kv_type: KvType,
+    (part, head_dim): (KvPart, usize),
+    from: (&[u8], usize),
+    to: (&mut [u8], usize),
+    count: usize,
+) {
     let len = PAGE_TOKENS * kv_type.row_bytes(head_dim);
     assert!(from.0.len() == len && to.0.len() == len, "blocks of a head");
+    assert!(from.1.max(to.1) + count <= PAGE_TOKENS, "tokens of a page");
     let element = match kv_type {
         KvType::F32 => size_of::<f32>(),
         KvType::F16 => size_of::<f16>(),
         KvType::Q8_0 => size_of::<i8>(),
     };
-    let row = head_dim * element;
-    to.0[to.1 * row..][..row].copy_from_slice(&from.0[from.1 * row..][..row]);
+    let mut copy = |at: &dyn Fn(usize) -> usize, len: usize| {
+        to.0[at(to.1)..][..len].copy_from_slice(&from.0[at(from.1)..][..len]);
+    };
+    match part {
+        KvPart::Values => copy(&|token| token * head_dim * element, count * head_dim * element),
+        KvPart::Keys => (0..head_dim)
+            .for_each(|dim| copy(&|token| (dim * PAGE_TOKENS + token) * element, count * element)),
+    }
     if kv_type == KvType::Q8_0 {
+        let scale = size_of::<f16>();
         for block in 0..head_dim.div_ceil(BLOCK) {
-            let scale = |token: usize| PAGE_TOKENS * row + size_of::<f16>() * (block * PAGE_TOKENS + token);
-            let bytes = &from.0[scale(from.1)..][..size_of::<f16>()];
-            to.0[scale(to.1)..][..size_of::<f16>()].copy_from_slice(bytes);
+            let first = PAGE_TOKENS * (head_dim + scale * block);
+            copy(&|token| first + scale * token, scale * count);
         }
     }
 }
@@ -323,30 +336,36 @@ mod tests {
     }
 
     #[test]
-    fn a_copied_row_reads_as_the_original() {
+    fn copied_rows_read_as_the_originals() {
         for (kv_type, head_dim) in
             KvType::ALL.into_iter().flat_map(|kind| [8, 40, 576].map(|dim| (kind, dim)))
         {
-            let len = PAGE_TOKENS * kv_type.row_bytes(head_dim);
-            let mut memory = [vec![0u64; len.div_ceil(8)], vec![0u64; len.div_ceil(8)]];
-            let [from, to] = &mut memory;
-            let [from, to] = [from, to].map(|words| &mut bytemuck::cast_slice_mut::<_, u8>(words)[..len]);
-            for token in 0..PAGE_TOKENS {
-                let row: Vec<f32> = (0..head_dim).map(|dim| ((token * 37 + dim) as f32).cos()).collect();
-                write_row(kv_type, KvPart::Values, from, token, &row);
+            for part in [KvPart::Keys, KvPart::Values] {
+                let len = PAGE_TOKENS * kv_type.row_bytes(head_dim);
+                let mut memory = [vec![0u64; len.div_ceil(8)], vec![0u64; len.div_ceil(8)]];
+                let [from, to] = &mut memory;
+                let [from, to] = [from, to].map(|words| &mut bytemuck::cast_slice_mut::<_, u8>(words)[..len]);
+                for token in 0..PAGE_TOKENS {
+                    let row: Vec<f32> = (0..head_dim).map(|dim| ((token * 37 + dim) as f32).cos()).collect();
+                    write_row(kv_type, part, from, token, &row);
+                }
+                let read = |block: &[u8], token| {
+                    let mut row = vec![0.0; head_dim];
+                    read_row(kv_type, part, block, token, &mut row);
+                    row
+                };
+                let copies = [(31, 0, 1), (0, 31, 1), (7, 7, 2), (12, 20, 4)];
+                for (token, place, count) in copies {
+                    copy_rows(kv_type, (part, head_dim), (from, token), (to, place), count);
+                }
+                for (token, place, count) in copies {
+                    for index in 0..count {
+                        let name = kv_type.name();
+                        assert_eq!(read(to, place + index), read(from, token + index), "{name} {head_dim}");
+                    }
+                }
+                assert_eq!(read(to, 1), vec![0.0; head_dim], "other rows stay");
             }
-            let read = |block: &[u8], token| {
-                let mut row = vec![0.0; head_dim];
-                read_row(kv_type, KvPart::Values, block, token, &mut row);
-                row
-            };
-            for (token, place) in [(31, 0), (0, 31), (7, 7), (7, 8)] {
-                copy_row(kv_type, head_dim, (from, token), (to, place));
-            }
-            for (token, place) in [(31, 0), (0, 31), (7, 7), (7, 8)] {
-                assert_eq!(read(to, place), read(from, token), "{} {head_dim}", kv_type.name());
-            }
-            assert_eq!(read(to, 1), vec![0.0; head_dim], "other rows stay");
         }
     }
 

@@ -94,7 +94,7 @@ pub struct AttentionSpec<'a, V> {
     pub is_two_way: bool,
     /// Learned scores, one per head, that take part in the softmax without a value (gpt-oss).
     pub sinks: Option<&'a V>,
-    /// The positions that rows see; `None` if they see all. For latent attention, and for whole pages.
+    /// The positions that rows see; `None` if they see all. Where each head chooses, its choices are whole pages.
     pub selected: Option<&'a SelectedKeys>,
 }
 
@@ -128,6 +128,11 @@ impl Default for SelectedKeys {
 }
 
 impl SelectedKeys {
+    /// Returns the first position whose row does not see all positions up to its own.
+    pub fn first_choosing(&self) -> usize {
+        self.blocks.first_choosing(self.top_k)
+    }
+
     /// Makes all rows see all positions, of which there are at most `top_k`.
     pub fn see_all(&mut self, top_k: usize) {
         self.top_k = top_k;
@@ -138,7 +143,7 @@ impl SelectedKeys {
     pub fn of_row(&self, row: usize, kv_head: usize, position: usize) -> Option<&[u32]> {
         let choice = row * self.num_choices + kv_head.min(self.num_choices - 1);
         let num_seen = || self.blocks.num_seen(self.top_k, position);
-        (position >= self.top_k).then(|| &self.positions[choice * self.top_k..][..num_seen()])
+        (position >= self.first_choosing()).then(|| &self.positions[choice * self.top_k..][..num_seen()])
     }
 }
 

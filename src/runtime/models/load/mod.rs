@@ -73,7 +73,9 @@ use super::kv::KvKind;
 use super::memory::{Demand, LimitKind, MemoryLimit, fit, memory_limits};
 use super::model::arch::Description;
 use super::model::config::{DecoderConfig, MixerConfig};
-use super::model::decoder::{AssistantParts, Decoder, DecoderParts, Matrix, PredictionParts, kv_groups};
+use super::model::decoder::{
+    AssistantParts, Decoder, DecoderParts, Matrix, PredictionParts, is_table, kv_groups,
+};
 use super::model::recognise::{Recognised, recognise};
 use super::model::weights::{TensorFacts, WeightFile};
 use super::model::{Model, STEP_TOKENS, TEXT_STEP_TOKENS};
@@ -540,7 +542,7 @@ fn demand(
 ) -> LoadResult<Demand> {
     let Description { config, naming, .. } = description;
     let file = WeightFile::new(files.tensors(), naming)?;
-    let weights = tensor_bytes(file.decoder_tensors(config.layers.len()), config, options)?;
+    let weights = tensor_bytes(tensors_in_memory(&file, config), config, options)?;
     let adapters = options.adapters.iter().map(AdapterFile::bytes).sum::<u64>();
     let (lasting, windowed): (Vec<_>, Vec<_>) =
         kv_groups(config, options.kv_type).into_iter().partition(|group| group.kind == KvKind::Full);
@@ -554,6 +556,15 @@ fn demand(
         kv_fixed: page_bytes + in_windows,
         fixed: activation_bytes(config) + scratch_bytes(config, options.device, context),
     })
+}
+
+/// Lists the decoder's tensors but for tables of n-grams, whose rows are read where the file has them.
+fn tensors_in_memory<'a>(
+    file: &'a WeightFile<'a>,
+    config: &DecoderConfig,
+) -> impl Iterator<Item = TensorFacts> + 'a {
+    let has_tables = config.layers.iter().any(|layer| layer.ngrams.is_some());
+    file.decoder_tensors(config.layers.len()).filter(move |(name, ..)| !(has_tables && is_table(name)))
 }
 
 /// Returns the bytes of tensors in memory.
@@ -593,7 +604,7 @@ fn widened_types(
 ) -> LoadResult<Option<Notice>> {
     let is_kept = options.quantize.is_none() && options.dtype != Some(Dtype::F32);
     let (mut types, mut more) = (BTreeSet::new(), 0);
-    for (_, shape, dtype) in WeightFile::new(files.tensors(), naming)?.decoder_tensors(config.layers.len()) {
+    for (_, shape, dtype) in tensors_in_memory(&WeightFile::new(files.tensors(), naming)?, config) {
         let sizes = super::tensor::byte_len(dtype, &shape)
             .and_then(|stored| Ok([stored, weight_bytes(options.device, dtype, &shape)?]));
         // The layout of the other types is up to an eighth larger.
@@ -639,7 +650,9 @@ fn activation_bytes(config: &DecoderConfig) -> u64 {
         }
         _ => None,
     });
-    let rows = ROWS * (6 * config.hidden_size + 3 * widest.unwrap_or(0)) + chosen.max().unwrap_or(0);
+    let streams = config.hyper.map_or(0, |hyper| hyper.num_streams * config.hidden_size);
+    let widths = 6 * (config.hidden_size + streams) + 3 * widest.unwrap_or(0);
+    let rows = ROWS * widths + chosen.max().unwrap_or(0);
     (4 * (rows + 8 * config.vocab_size)) as u64
 }
 

@@ -2,6 +2,8 @@
 //!
 //! `arch/` fills it in from config.json or GGUF metadata; the decoder reads no other configuration.
 
+use std::ops::Range;
+
 pub use crate::backend::{Activation, DeltaShape, KeyBlocks, SsmShape};
 pub use crate::images::TwoWay;
 
@@ -29,6 +31,7 @@ pub struct DecoderConfig {
     pub final_softcap: Option<f32>,
     pub per_layer_inputs: Option<PerLayerInputs>,
     pub altup: Option<AltUpConfig>,
+    pub hyper: Option<HyperConfig>,
     /// The layers in which rows of an image see each other in both directions.
     pub two_way: TwoWay,
 }
@@ -60,6 +63,49 @@ pub struct AltUpConfig {
     pub gate_cutoffs: Vec<Option<f32>>,
 }
 
+/// Low-rank hyper-connections (Qwen3.8-Flash-Next): several residual streams, of which each part of a layer reads a mix, and to each of
+/// which it adds its output by a weight of its own. They take the place of all norms before parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HyperConfig {
+    /// At least 2.
+    pub num_streams: usize,
+    /// Width of the projection between the streams and their weights in the mix.
+    pub rank: usize,
+}
+
+/// Embeddings of the token and those before it together (Qwen3.8-Flash-Next), which a layer adds to the streams before its mixer. Head
+/// `i` reads, for the last `2 + i / heads per length` tokens, row `first + hash % count` of a table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NgramConfig {
+    /// The factors of tokens in the hash: of the row's own, of the one before it, and so on; at least 2.
+    pub multipliers: Vec<u64>,
+    /// The rows of each head, those of pairs of tokens first; as many for each length.
+    pub heads: Vec<Range<u64>>,
+    /// Width of a head's rows.
+    pub row_dim: usize,
+    /// Token that ends a text: those up to it count as it.
+    pub end: u32,
+    /// Tokens in the convolution behind the embeddings, its own included, each as far apart as a hash has tokens.
+    pub kernel: usize,
+}
+
+impl NgramConfig {
+    /// Returns the number of tokens before a row's own that a hash takes in.
+    pub fn num_before(&self) -> usize {
+        self.multipliers.len() - 1
+    }
+
+    /// Returns the number of tokens before a row's own that the convolution reads.
+    pub fn conv_reach(&self) -> usize {
+        (self.kernel - 1) * self.multipliers.len()
+    }
+
+    /// Returns the width of a token's embeddings.
+    pub fn width(&self) -> usize {
+        self.heads.len() * self.row_dim
+    }
+}
+
 impl DecoderConfig {
     /// Iterates over the attention layers.
     pub fn attentions(&self) -> impl Iterator<Item = &AttentionConfig> {
@@ -86,6 +132,7 @@ impl DecoderConfig {
 /// either (Nemotron-H).
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerConfig {
+    pub ngrams: Option<NgramConfig>,
     pub mixer: MixerConfig,
     pub feed_forward: FeedForwardConfig,
     pub norm_eps: f32,
@@ -238,6 +285,8 @@ pub struct DeltaNetConfig {
     pub is_kimi: bool,
     /// Logarithm of the least factor by which a token's values fade, below 0 (Ling 3); `None` if there is none.
     pub decay_bound: Option<f32>,
+    /// Function of the outputs' gate.
+    pub gate: Activation,
 }
 
 /// A Mamba-2 mixer (Granite 4, Nemotron-H, Falcon-H1).
@@ -314,7 +363,7 @@ pub enum SeenKeys {
 }
 
 /// An indexer, with one key for all heads. A token's score is the sum over heads of `weight * max(q . key, 0)`, in ordinary attention
-/// each head's `q . key`, by which it chooses for one KV head.
+/// each head's `q . key`, by which it chooses for one KV head. Where blocks have one key, the mean of their tokens', the weights are 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexerConfig {
     pub num_heads: usize,
@@ -325,6 +374,8 @@ pub struct IndexerConfig {
     pub blocks: KeyBlocks,
     /// True if the file stores rotary pairs side by side.
     pub interleaved: bool,
+    /// Index into [`DecoderConfig::ropes`] of the keys' positions, if those of the layer are not: a block's key has its first token's.
+    pub key_rope: Option<usize>,
 }
 
 impl IndexerConfig {
@@ -442,12 +493,14 @@ pub struct RopeConfig {
     pub scaling: RopeScaling,
     /// The pairs that rotate by an image's rows and columns (M-RoPE); `None` if all rotate by the position.
     pub sections: Option<RopeSections>,
+    /// Number of positions before a row's own by which the row is rotated, at least 0.
+    pub lag: u32,
 }
 
 impl RopeConfig {
     /// Returns a table whose pairs all rotate by the position.
     pub fn new(dim: usize, theta: f32, scaling: RopeScaling) -> Self {
-        Self { dim, theta, scaling, sections: None }
+        Self { dim, theta, scaling, sections: None, lag: 0 }
     }
 }
 

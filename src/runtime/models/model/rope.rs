@@ -13,6 +13,7 @@ pub struct Rope {
     /// Factor of cosines and sines (YaRN's and LongRoPE's attention factor).
     magnitude: f32,
     sections: Option<RopeSections>,
+    lag: u32,
 }
 
 impl Rope {
@@ -22,8 +23,8 @@ impl Rope {
         let base: Vec<f32> = (0..config.dim / 2)
             .map(|pair| 1.0 / power(config.theta, 2.0 * pair as f32 / config.dim as f32))
             .collect();
-        let sections = config.sections;
-        let plain = |inv_freq| Self { inv_freq, magnitude: 1.0, sections };
+        let RopeConfig { sections, lag, .. } = *config;
+        let plain = |inv_freq| Self { inv_freq, magnitude: 1.0, sections, lag };
         let divided = |divisors: &[f32]| base.iter().zip(divisors).map(|(freq, by)| freq / by).collect();
         match &config.scaling {
             RopeScaling::None => plain(base),
@@ -34,7 +35,7 @@ impl Rope {
             }
             RopeScaling::LongRope { short, long, original_context, attention_factor } => {
                 let divisors = if context > *original_context { long } else { short };
-                Self { inv_freq: divided(divisors), magnitude: *attention_factor, sections }
+                Self { inv_freq: divided(divisors), magnitude: *attention_factor, sections, lag }
             }
             RopeScaling::Yarn { factor, attention_factor, .. } => Self {
                 inv_freq: yarn(&base, config),
@@ -44,6 +45,7 @@ impl Rope {
                     1.0
                 }),
                 sections,
+                lag,
             },
         }
     }
@@ -53,7 +55,7 @@ impl Rope {
     /// they are exact to f32.
     pub fn angles(&self, numbers: &[[u32; 3]], cos: &mut Vec<f32>, sin: &mut Vec<f32>) {
         let axis = |pair| self.sections.map_or(0, |sections| sections.axis(pair));
-        let angle = |number: u32, freq: f32| f64::from(number as f32 * freq);
+        let angle = |number: u32, freq: f32| f64::from(number.saturating_sub(self.lag) as f32 * freq);
         let each = |function: fn(f64) -> f64, out: &mut Vec<f32>| {
             out.clear();
             let pairs = || self.inv_freq.iter().enumerate();

@@ -303,6 +303,28 @@ impl<'a> WeightFile<'a> {
         (0..count).map(module).collect()
     }
 
+    /// Returns the parts of a table with rows of `cols` values that are read one by one, with their names: Hugging Face's files have
+    /// one tensor in a layer or several with numbers, GGUF has one outside the layers.
+    pub fn row_tables(
+        &self,
+        layer: usize,
+        [hf, gguf]: Names,
+        cols: usize,
+    ) -> LoadResult<Vec<(String, HostTensor)>> {
+        let stem = if self.naming.gguf { gguf.to_owned() } else { self.layer_name(layer, [hf, ""]) };
+        let part = |name: String| -> LoadResult<Option<_>> {
+            let shape = self.source.describe(&name).map(|(shape, _)| shape);
+            let Some(&rows) = shape.as_ref().and_then(|shape| shape.first()) else { return Ok(None) };
+            Ok(self.find(&name, &[rows, cols])?.map(|tensor| (name, tensor)))
+        };
+        if let Some(whole) = part(format!("{stem}.weight"))? {
+            return Ok(vec![whole]);
+        }
+        let parts = (0..).map_while(|index| part(format!("{stem}.shard_{index}.weight")).transpose());
+        let parts = parts.collect::<LoadResult<Vec<_>>>()?;
+        if parts.is_empty() { Err(missing(&format!("{stem}.weight"))) } else { Ok(parts) }
+    }
+
     /// Reads a norm outside the layers.
     pub fn global_norm(&self, [hf, gguf]: [&str; 2], len: usize) -> LoadResult<Vec<f32>> {
         self.norm(&format!("{}.weight", self.global_name(hf, gguf)), len, self.naming.norm_offset)

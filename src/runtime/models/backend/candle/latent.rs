@@ -50,7 +50,8 @@ pub fn select_keys(
             products.relu()?.broadcast_mul(&weights)?.sum(1)?
         };
         let scores = scores.to_vec2::<f32>()?;
-        let choosing = group.positions(spans).filter(|(_, position)| *position >= top_k);
+        let choosing =
+            group.positions(spans).filter(|(_, position)| *position >= blocks.first_choosing(top_k));
         for ((row, position), choice) in
             choosing.flat_map(|row| (0..num_choices).map(move |choice| (row, choice)))
         {

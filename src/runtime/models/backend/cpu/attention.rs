@@ -5,19 +5,21 @@
 //! single row reads everything once: it is cut by runs, and a task takes as many KV heads as leave enough
 //! tasks for the threads, because heads lie side by side in a page and sequential reads are fastest.
 //!
-//! A row that sees chosen positions only is computed alone: its keys are copied, in ascending order of their positions, to pages
-//! of its own, of which it sees all; pages that are chosen as a whole are read where they are. So a choice of all positions gives
-//! the bits of attention without a choice.
+//! A row that sees chosen positions only is computed alone: the chosen keys and values are copied, in ascending order of their
+//! positions, to pages of its own, of which it sees all; pages that are chosen as a whole are read where they are. So a choice of all
+//! positions gives the bits of attention without a choice.
 
 use std::cell::RefCell;
 use std::ops::Range;
 
 use super::kv::CpuKv;
 use super::{Cpu, CpuBuffer};
-use crate::backend::{AttentionSpec, KvShape, RowSpan};
+use crate::backend::{AttentionSpec, KvShape, RowSpan, SelectedKeys};
 use llmctl_kernel::Isa;
 use llmctl_kernel::attention;
-use llmctl_kernel::attention::{HeadPage, PAGE_TOKENS, Queries, RUN_PAGES, RUN_TOKENS, Scratch, partial_len};
+use llmctl_kernel::attention::{
+    HeadPage, KvPart, PAGE_TOKENS, Queries, RUN_PAGES, RUN_TOKENS, Scratch, partial_len,
+};
 
 /// Queries of a task, few enough that they and their scores stay in the second-level cache.
 const BLOCK_QUERIES: usize = 64;
@@ -27,7 +29,7 @@ const TASKS_PER_THREAD: usize = 4;
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
-    /// Keys that a row has chosen, as pages; words, so that they are aligned.
+    /// Keys and values that a row has chosen, as pages; words, so that they are aligned.
     static CHOSEN: RefCell<Vec<u32>> = RefCell::default();
 }
 
@@ -109,19 +111,55 @@ impl AttentionJob<'_> {
         self.spec.selected.is_some_and(|selected| selected.blocks.size.is_multiple_of(PAGE_TOKENS))
     }
 
-    /// Copies the chosen keys of some runs, counted in the order of `positions`, to pages side by side.
-    fn gather(&self, span: &RowSpan, positions: &[u32], runs: Range<usize>, pages: &mut Vec<u32>) {
-        let (kv_type, head_dim) = (self.kv.kv_type(), self.shape.head_dim);
+    /// Copies the chosen rows of some runs, counted in the order of `positions`, to pages side by side, each with the keys of all
+    /// `kv_heads` and then their values, if these have rows of their own.
+    fn gather(
+        &self,
+        span: &RowSpan,
+        (positions, runs): (&[u32], Range<usize>),
+        kv_heads: Range<usize>,
+        pages: &mut Vec<u32>,
+    ) {
+        let [keys, values] = self.chosen_bytes(kv_heads.len());
         let positions = &positions[runs.start * RUN_TOKENS..positions.len().min(runs.end * RUN_TOKENS)];
-        let block_bytes = PAGE_TOKENS * kv_type.row_bytes(head_dim);
-        pages.resize((positions.len().div_ceil(PAGE_TOKENS) * block_bytes).div_ceil(size_of::<u32>()), 0);
+        let page_bytes = keys + values;
+        pages.resize((positions.len().div_ceil(PAGE_TOKENS) * page_bytes).div_ceil(size_of::<u32>()), 0);
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(pages);
-        for (positions, block) in positions.chunks(PAGE_TOKENS).zip(bytes.chunks_exact_mut(block_bytes)) {
-            for (index, position) in positions.iter().enumerate() {
-                let (page, token) = span.slot(*position as usize);
-                let keys = self.kv.head_pages(self.spec.store, 0..1, page).keys;
-                attention::copy_row(kv_type, head_dim, (keys, token), (block, index));
+        for (positions, page) in positions.chunks(PAGE_TOKENS).zip(bytes.chunks_exact_mut(page_bytes)) {
+            let (to_keys, to_values) = page.split_at_mut(keys);
+            let mut first = 0;
+            for run in positions.chunk_by(|a, b| a + 1 == *b && !(*b as usize).is_multiple_of(PAGE_TOKENS)) {
+                let (page, token) = span.slot(run[0] as usize);
+                let from = self.kv.head_pages(self.spec.store, kv_heads.clone(), page);
+                let KvShape { head_dim, values, .. } = self.shape;
+                let (layout, count) = ((values.key_layout(), head_dim), run.len());
+                self.copy(layout, (from.keys, token), (&mut *to_keys, first), count);
+                let layout = (KvPart::Values, values.row_dim(head_dim));
+                self.copy(layout, (from.values, token), (&mut *to_values, first), count);
+                first += count;
             }
+        }
+    }
+
+    /// Returns the bytes of a page's keys and of its values, if these have rows of their own, of some heads.
+    fn chosen_bytes(&self, kv_heads: usize) -> [usize; 2] {
+        let KvShape { head_dim, values, .. } = self.shape;
+        let of = |dim| kv_heads * PAGE_TOKENS * self.kv.kv_type().row_bytes(dim);
+        [of(head_dim), if values.num_rows() == 2 { of(values.row_dim(head_dim)) } else { 0 }]
+    }
+
+    /// Copies rows from and to each head's block, of which `to` may have none.
+    fn copy(
+        &self,
+        (part, dim): (KvPart, usize),
+        (from, token): (&[u8], usize),
+        (to, first): (&mut [u8], usize),
+        count: usize,
+    ) {
+        let kv_type = self.kv.kv_type();
+        let len = PAGE_TOKENS * kv_type.row_bytes(dim);
+        for (from, to) in from.chunks_exact(len).zip(to.chunks_exact_mut(len)) {
+            attention::copy_rows(kv_type, (part, dim), (from, token), (to, first), count);
         }
     }
 
@@ -144,7 +182,7 @@ impl AttentionPlan {
         self.tasks.clear();
         let block_rows = (BLOCK_QUERIES / job.group).max(1);
         for (span, facts) in job.spans.iter().enumerate() {
-            let most = job.spec.selected.map_or(usize::MAX, |selected| selected.top_k);
+            let most = job.spec.selected.map_or(usize::MAX, SelectedKeys::first_choosing);
             let choosing = facts.first_beyond(most)..facts.rows.end;
             let seeing_all = facts.rows.start..choosing.start;
             let blocks = seeing_all.clone().step_by(block_rows);
@@ -222,13 +260,13 @@ fn run_task(isa: Isa, job: &AttentionJob<'_>, blocks: &[QueryBlock], task: &Atte
         return attend_runs(isa, &queries, task.runs.clone(), &page, slot);
     }
     CHOSEN.with_borrow_mut(|pages| {
-        job.gather(span, positions, task.runs.clone(), pages);
-        let block_bytes = PAGE_TOKENS * job.kv.kv_type().row_bytes(job.shape.head_dim);
+        job.gather(span, (positions, task.runs.clone()), kv_heads.clone(), pages);
+        let [keys, values] = job.chosen_bytes(kv_heads.len());
         let first = task.runs.start * RUN_PAGES;
         let bytes: &[u8] = bytemuck::cast_slice(pages);
         let page = |number: usize| {
-            let keys = &bytes[(number - first) * block_bytes..][..block_bytes];
-            HeadPage { keys, values: keys }
+            let page = &bytes[(number - first) * (keys + values)..][..keys + values];
+            HeadPage { keys: &page[..keys], values: if values > 0 { &page[keys..] } else { page } }
         };
         attend_runs(isa, &queries, task.runs.clone(), &page, slot);
     });

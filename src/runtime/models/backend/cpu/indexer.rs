@@ -74,7 +74,7 @@ impl Cpu {
         let scratch = &mut *self.scratch.borrow_mut();
         let (IndexPlan { choices, scores }, isa) = (&mut scratch.index, self.isa);
         let num_choices = if is_per_head { q.width() / kv.shape(store).head_dim } else { 1 };
-        find_choices(spans, top_k, num_choices, choices);
+        find_choices(spans, blocks.first_choosing(top_k), num_choices, choices);
         (out.top_k, out.blocks, out.num_choices) = (top_k, blocks, num_choices);
         out.positions.resize(q.num_rows() * num_choices * top_k, 0);
         let job = IndexJob { kv, store, q, weights: (!is_per_head).then_some(weights), num_choices, spans };
@@ -99,11 +99,11 @@ impl Cpu {
     }
 }
 
-/// Lists the choices of rows that see more than `top_k` positions, in ascending order.
-fn find_choices(spans: &[RowSpan], top_k: usize, num_choices: usize, found: &mut Vec<IndexChoice>) {
+/// Lists the choices of rows at positions from `first` on, in ascending order.
+fn find_choices(spans: &[RowSpan], first: usize, num_choices: usize, found: &mut Vec<IndexChoice>) {
     found.clear();
     for (span, facts) in spans.iter().enumerate() {
-        let rows = facts.first_beyond(top_k)..facts.rows.end;
+        let rows = facts.first_beyond(first)..facts.rows.end;
         let choice = |index| {
             let position = facts.start + index / num_choices - facts.rows.start;
             IndexChoice { span, index, position }
@@ -208,8 +208,8 @@ mod tests {
         selected: Option<&SelectedKeys>,
     ) -> CpuBuffer {
         let rule = ScoreRule { scale: 0.2, softcap: None };
-        let (window, is_two_way, sinks) = (None, false, None);
-        let spec = AttentionSpec { store: 0, num_heads: HEADS, rule, window, is_two_way, sinks, selected };
+        let (window, is_two_way, sinks, num_heads) = (None, false, None, q.width() / KEY);
+        let spec = AttentionSpec { store: 0, num_heads, rule, window, is_two_way, sinks, selected };
         let mut out = CpuBuffer::default();
         cpu.attend(kv, &spec, q, spans, &mut out).expect("attention");
         out
@@ -247,6 +247,49 @@ mod tests {
                 let last = [span(0, chosen.len() - 1..chosen.len(), 0)];
                 let expected = attend(&cpu, &alone, &some_rows(&layer.q, [row]), &last, None);
                 assert_eq!(out.row(row), expected.values(), "{} row {row}", kv_type.name());
+            }
+        }
+    }
+
+    #[test]
+    fn keys_and_values_of_several_heads_are_read_where_they_were_chosen() {
+        let cpu = Cpu::new(2).expect("threads");
+        let (blocks, top_k) = (KeyBlocks { size: 4, num_local: 0 }, 44);
+        let of_heads = |heads: usize, head_dim, values| {
+            let shape = KvShape { num_kv_heads: heads, head_dim, values };
+            Store { shape: StoreShape::Rows(shape), group: 0 }
+        };
+        for (kv_type, values) in KvType::ALL
+            .into_iter()
+            .flat_map(|kind| [KvValues::Own, KvValues::Narrow(VALUE)].map(|values| (kind, values)))
+        {
+            let stores = vec![of_heads(2, KEY, values), of_heads(1, INDEX, KvValues::None)];
+            let layout = KvLayout { stores, num_groups: 1 };
+            let mut kv = CpuKv::new(&layout, kv_type);
+            let (k, v) = (buffer(TOKENS, 2 * KEY, 1), buffer(TOKENS, 2 * values.dim(KEY), 2));
+            let (q, index_q) = (buffer(TOKENS, 6 * KEY, 3), buffer(TOKENS, INDEX_HEADS * INDEX, 4));
+            let (index_k, mut weights) = (buffer(TOKENS, INDEX, 5), buffer(TOKENS, INDEX_HEADS, 6));
+            weights.values_mut().fill(1.0);
+            let spans = [span(0, 0..TOKENS, 0)];
+            cpu.store_kv(&mut kv, 0, &k, &v, &spans).expect("pages");
+            cpu.store_kv(&mut kv, 1, &index_k, &index_k, &spans).expect("pages");
+            let mut selected = SelectedKeys::default();
+            let spec = IndexerSpec { store: 1, top_k, blocks, is_per_head: false };
+            cpu.select_keys(&kv, &spec, [&index_q, &weights], &spans, &mut selected).expect("a choice");
+            let out = attend(&cpu, &kv, &q, &spans, Some(&selected));
+            for row in [0, 42, 43, 44, 45, 46, 47, 302, TOKENS - 1] {
+                let chosen: Vec<usize> = match selected.of_row(row, 1, row) {
+                    None => (0..=row).collect(),
+                    Some(chosen) => chosen.iter().map(|position| *position as usize).collect(),
+                };
+                let complete = (row + 1) / 4;
+                assert_eq!(chosen.len(), 4 * complete.min(10) + (row + 1) % 4);
+                let mut alone = CpuKv::new(&layout, kv_type);
+                let [k, v] = [&k, &v].map(|x| some_rows(x, chosen.iter().copied()));
+                cpu.store_kv(&mut alone, 0, &k, &v, &[span(0, 0..chosen.len(), 0)]).expect("pages");
+                let last = [span(0, chosen.len() - 1..chosen.len(), 0)];
+                let expected = attend(&cpu, &alone, &some_rows(&q, [row]), &last, None);
+                assert_eq!(out.row(row), expected.values(), "{} {values:?} row {row}", kv_type.name());
             }
         }
     }

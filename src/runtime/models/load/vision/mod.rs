@@ -257,7 +257,8 @@ impl Sight {
 fn reads_images(files: &ModelFiles, description: &Description) -> Result<bool, LoadError> {
     let name = files.config_reader().architecture()?;
     let is_listed = |family: &VisionFamily| family.gguf_names.contains(&&*name);
-    Ok(row_rule(description).mrope || FAMILIES.iter().any(is_listed))
+    let has_one_stream = description.config.hyper.is_none();
+    Ok(has_one_stream && row_rule(description).mrope || FAMILIES.iter().any(is_listed))
 }
 
 /// Finds the tower of a model. A model whose tower cannot be computed gets a notice, and reads text alone.
@@ -306,6 +307,9 @@ fn usable<T>(tower: Result<T, LoadError>) -> Result<Result<T, String>, LoadError
 fn look(files: &ModelFiles, description: &Description, images: ImageUse) -> Result<Found, LoadError> {
     let found = match (files.mmproj(), files.folder()) {
         _ if images.is_off => return Ok(Found::Nothing),
+        (Some(_), _) if description.config.hyper.is_some() => {
+            return Ok(Found::Unusable("models with several residual streams read no images".to_owned()));
+        }
         (Some(path), _) => in_mmproj(path, description),
         (None, Some(folder)) => in_folder(folder, files.tensors(), description),
         (None, None) => return Ok(Found::NoFile),

@@ -109,6 +109,7 @@ pub fn decoder(
         final_softcap: None,
         per_layer_inputs: None,
         altup: None,
+        hyper: None,
         two_way: TwoWay::Never,
     };
     Ok(Description { config, naming: naming(reader, defaults)?, prediction: None })
@@ -140,6 +141,7 @@ fn layer(
         is_gated: true,
     };
     Ok(LayerConfig {
+        ngrams: None,
         mixer,
         feed_forward: FeedForwardConfig { dense: Some(mlp), experts: None, gates_dense: false },
         has_output_scale: false,

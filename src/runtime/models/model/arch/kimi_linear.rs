@@ -11,7 +11,9 @@ use super::experts::ExpertKeys;
 use super::gated_families::HEAD_GATE;
 use super::step::limit_networks;
 use super::{ConfigReader, Description, Family};
-use crate::model::config::{DeltaNetConfig, DeltaShape, ExpertWeights, LatentConfig, MixerConfig, PartNames};
+use crate::model::config::{
+    Activation, DeltaNetConfig, DeltaShape, ExpertWeights, LatentConfig, MixerConfig, PartNames,
+};
 use llmctl_base::error::LoadResult;
 
 pub const FAMILY: Family =
@@ -144,7 +146,7 @@ fn delta_net(reader: &ConfigReader, keys: [&'static str; 3]) -> LoadResult<Delta
     };
     let shape =
         DeltaShape { key_heads: heads, value_heads: heads, key_dim: dim, value_dim: dim, tiled: false };
-    Ok(DeltaNetConfig { shape, kernel, is_kimi: true, decay_bound: None })
+    Ok(DeltaNetConfig { shape, kernel, is_kimi: true, decay_bound: None, gate: Activation::Sigmoid })
 }
 
 fn nested(reader: &ConfigReader, key: &str) -> Option<Value> {

@@ -114,7 +114,8 @@ fn indexer(reader: &ConfigReader, rotated: usize) -> LoadResult<IndexerConfig> {
     let num_blocks = size(["index_topk_blocks", "attention.indexer.top_k"], 16, MAX_TOP_K / block)?;
     let num_local = size(["index_local_blocks", "attention.indexer.local_blocks"], 1, num_blocks)?;
     let blocks = KeyBlocks { size: block, num_local };
-    Ok(IndexerConfig { num_heads, head_dim, top_k: num_blocks * block, blocks, interleaved: false })
+    let top_k = num_blocks * block;
+    Ok(IndexerConfig { num_heads, head_dim, top_k, blocks, interleaved: false, key_rope: None })
 }
 
 /// Returns the keys of a published file as the class names them.
@@ -201,6 +202,7 @@ mod tests {
             top_k: 2048,
             blocks: KeyBlocks { size: 128, num_local: 1 },
             interleaved: false,
+            key_rope: None,
         };
         let found: Vec<_> = config.attentions().map(|attention| attention.indexer).collect();
         assert_eq!((found[2], found[3], found[59]), (None, Some(indexer), Some(indexer)));

@@ -27,6 +27,7 @@ mod minimax_m3;
 mod nemotron_h;
 mod published;
 mod qwen3_5;
+mod qwen4_exp;
 mod sliding_families;
 mod sparse_latent;
 mod step;
@@ -127,6 +128,7 @@ pub const FAMILIES: &[Family] = &[
     qwen3_5::MOE_FAMILY,
     expert_families::QWEN3_MOE,
     qwen3_5::NEXT_FAMILY,
+    qwen4_exp::FAMILY,
     dense_families::QWEN3_VL,
     expert_families::QWEN3_VL_MOE,
     dense_families::SEED_OSS,

@@ -21,6 +21,7 @@ pub const PUBLISHED: &[(&str, &str)] = &[
     ("qwen3-next", "Qwen 3 Next, Qwen3-Coder-Next"),
     ("qwen3.5", "Qwen 3.5, Qwen 3.6, Qwen 3.8"),
     ("qwen3.5-moe", "Qwen 3.5, Qwen 3.6, Qwen 3.8, with experts"),
+    ("qwen4-exp", "Qwen3.8-Flash-Next (text)"),
     ("gemma2", "Gemma 2"),
     ("gemma3", "Gemma 3"),
     ("gemma3n", "Gemma 3n"),

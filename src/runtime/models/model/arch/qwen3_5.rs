@@ -9,8 +9,8 @@ use super::experts::{ExpertKeys, experts};
 use super::rope::set_sections;
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{
-    DeltaNetConfig, DeltaShape, ExpertWeights, FeedForwardConfig, MixerConfig, MlpConfig, NormNames,
-    OutputGate, PartNames, QkNorm,
+    Activation, DeltaNetConfig, DeltaShape, ExpertWeights, FeedForwardConfig, MixerConfig, MlpConfig,
+    NormNames, OutputGate, PartNames, QkNorm,
 };
 use llmctl_base::error::LoadResult;
 
@@ -87,7 +87,11 @@ fn in_format(defaults: ConfigDefaults, reader: &ConfigReader) -> ConfigDefaults 
 }
 
 /// Parses a model with experts in every layer.
-fn with_experts(family: &Family, reader: &ConfigReader, weights: ExpertWeights) -> LoadResult<Description> {
+pub fn with_experts(
+    family: &Family,
+    reader: &ConfigReader,
+    weights: ExpertWeights,
+) -> LoadResult<Description> {
     let shared = shared_size(reader)?;
     let defaults = ConfigDefaults { intermediate_size: Some(shared), ..family.defaults };
     let mut description = family.dense(in_format(defaults, reader), reader)?;
@@ -178,7 +182,7 @@ fn delta_net(reader: &ConfigReader) -> LoadResult<DeltaNetConfig> {
         return Err(reader.error(key, message));
     }
     let kernel = reader.kernel(reader.pick("linear_conv_kernel_dim", "ssm.conv_kernel"), 4)?;
-    Ok(DeltaNetConfig { shape, kernel, is_kimi: false, decay_bound: None })
+    Ok(DeltaNetConfig { shape, kernel, is_kimi: false, decay_bound: None, gate: Activation::Silu })
 }
 
 /// Limit on the heads, and on the values of a head.

@@ -56,7 +56,8 @@ fn indexer(reader: &ConfigReader, latent: &LatentConfig, interleaved: bool) -> L
     let num_heads = reader.size(heads_key, MAX_WIDTH / head_dim)?;
     let top_key = reader.pick("index_topk", "attention.indexer.top_k");
     let top_k = reader.size(top_key, MAX_TOP_K)?;
-    Ok(IndexerConfig { num_heads, head_dim, top_k, blocks: KeyBlocks::SINGLE, interleaved })
+    let blocks = KeyBlocks::SINGLE;
+    Ok(IndexerConfig { num_heads, head_dim, top_k, blocks, interleaved, key_rope: None })
 }
 
 /// Returns which layers have an indexer of their own.

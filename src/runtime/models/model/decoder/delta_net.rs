@@ -84,7 +84,7 @@ impl<B: Backend> DeltaNet<B> {
             decay_bound: config.decay_bound,
             decay_bias: loader.values(["linear_attn.dt_bias", "ssm_dt.bias"], shape.value_heads)?,
             norm: loader.values(["linear_attn.norm.weight", "ssm_norm.weight"], shape.value_dim)?,
-            activation: Activation::Silu,
+            activation: config.gate,
             output: loader.linear(["linear_attn.out_proj", "ssm_out"], [hidden, inner])?,
         };
         Ok(Self {

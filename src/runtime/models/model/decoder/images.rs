@@ -18,7 +18,7 @@ pub fn check(batch: &Batch<'_>, config: &DecoderConfig) -> Result<()> {
     let refuse = |message: &str| Err(Error::Backend(message.to_owned()));
     let mut end = 0;
     for BatchImage { rows, embeddings, first } in batch.images {
-        if config.altup.is_some() {
+        if config.altup.is_some() || config.hyper.is_some() {
             return refuse("models with several residual streams read no images");
         }
         if embeddings.width != config.hidden_size || embeddings.deep.len() > config.layers.len() {

@@ -1,14 +1,16 @@
 //! The indexer of a layer: queries and one key per token score the tokens, and rows see those with the highest scores. In latent
 //! attention (DeepSeek V3.2, GLM-5) the queries come from the queries' latent row, and a token's score is a weighted sum over heads;
-//! in attention (MiniMax M3) each head chooses blocks of tokens for one KV head. Sources: transformers `DeepseekV32Indexer`,
-//! `GlmMoeDsaIndexer` and `MiniMaxM3VLIndexer`; llama.cpp's converter for GGUF's names.
+//! in attention (MiniMax M3) each head chooses blocks of tokens for one KV head, or all heads together choose blocks that have one key,
+//! the mean of their tokens' (Qwen3.8-Flash-Next). Sources: transformers `DeepseekV32Indexer`, `GlmMoeDsaIndexer`,
+//! `MiniMaxM3VLIndexer` and `Qwen4ExpTextQSAIndexer`; llama.cpp's converter for GGUF's names.
 //!
-//! The key is a row of each token in the layer's pages, beside those of attention.
+//! The key is a row of each token in the layer's pages, beside those of attention. Where blocks have one, each token's row is the mean
+//! of as many last tokens, whose projections a convolution's state keeps, and the choice reads those at the ends of blocks.
 
 use super::StoreIndex;
 use super::buffers::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
-use crate::backend::{Backend, IndexerSpec};
+use crate::backend::{Backend, ConvSpec, IndexerSpec};
 use crate::model::config::{AttentionConfig, IndexerConfig, LatentConfig, Names};
 use crate::model::weights::{Linear, deinterleaved};
 use llmctl_base::error::{LoadResult, Result};
@@ -31,6 +33,13 @@ const OF_HEADS: [Names; 2] =
 const NORMS_OF_HEADS: [Names; 2] =
     [["self_attn.index_q_norm", "indexer.q_norm"], ["self_attn.index_k_norm", "indexer.k_norm"]];
 
+/// Query and key in one matrix, where blocks have one key, and the norms.
+const FUSED: Names = ["self_attn.indexer.index_qk_proj", ""];
+const NORMS_OF_MEANS: [Names; 2] = [
+    ["self_attn.indexer.q_layernorm", "indexer.q_norm"],
+    ["self_attn.indexer.k_layernorm", "indexer.k_norm"],
+];
+
 pub struct Indexer<B: Backend> {
     config: IndexerConfig,
     rope: Option<usize>,
@@ -44,7 +53,15 @@ enum Form<B: Backend> {
     /// The heads' weights; keys are centred and normalised.
     Weighted { weights: Projection<B>, key_norm: [B::Vector; 2] },
     /// The norms of each head's query, and of the key.
-    PerHead { norms: [B::Vector; 2], eps: f32 },
+    PerHead { norms: [B::Vector; 2], eps: f32, means: Option<Means<B>> },
+}
+
+/// The means that stand for blocks.
+struct Means<B: Backend> {
+    /// State of the last tokens' projections.
+    store: StoreIndex,
+    /// Weights of a mean.
+    kernel: B::Vector,
 }
 
 impl<B: Backend> Indexer<B> {
@@ -93,18 +110,27 @@ impl<B: Backend> Indexer<B> {
         attention: &AttentionConfig,
         stores: &[StoreIndex],
     ) -> LoadResult<Option<Self>> {
-        let (Some(config), &[_, store]) = (attention.indexer, stores) else { return Ok(None) };
-        let IndexerConfig { num_heads, head_dim, .. } = config;
-        let norm = |names| loader.norm(names, head_dim);
+        let (Some(config), &[_, store, ref of_means @ ..]) = (attention.indexer, stores) else {
+            return Ok(None);
+        };
+        let IndexerConfig { num_heads, head_dim, blocks, .. } = config;
+        let (file, rows) = (loader.file, [num_heads * head_dim, head_dim]);
+        let [query, key] = file.linears(loader.layer, OF_HEADS, FUSED, rows, loader.hidden)?;
+        let [of_query, of_key] = if of_means.is_empty() { NORMS_OF_HEADS } else { NORMS_OF_MEANS };
+        let means = |store: &StoreIndex| -> LoadResult<_> {
+            let weights = vec![1.0 / blocks.size as f32; blocks.size * head_dim];
+            Ok(Means { store: *store, kernel: loader.backend.vector(weights)? })
+        };
         Ok(Some(Self {
             config,
             rope: attention.rope,
             store,
-            query: loader.linear(OF_HEADS[0], [num_heads * head_dim, loader.hidden])?,
-            key: loader.linear(OF_HEADS[1], [head_dim, loader.hidden])?,
+            query: loader.projection(query)?,
+            key: loader.projection(key)?,
             form: Form::PerHead {
-                norms: [norm(NORMS_OF_HEADS[0])?, norm(NORMS_OF_HEADS[1])?],
+                norms: [loader.norm(of_query, head_dim)?, loader.norm(of_key, head_dim)?],
                 eps: loader.eps,
+                means: of_means.first().map(means).transpose()?,
             },
         }))
     }
@@ -112,9 +138,9 @@ impl<B: Backend> Indexer<B> {
     /// Stores the keys of all rows, and chooses the tokens that each sees. In latent attention `up` holds the queries' latent rows.
     pub fn choose(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer) -> Result<()> {
         let LayerContext { backend, step, kv, work, .. } = context;
-        let LayerBuffers { gate, up, sent, returned, scores, selected, .. } = &mut **work;
-        let IndexerConfig { head_dim, top_k, blocks, .. } = self.config;
-        let rotate = |x: &mut B::Buffer| match self.rope {
+        let LayerBuffers { gate, up, sent, returned, scores, factors, selected, .. } = &mut **work;
+        let IndexerConfig { num_heads, head_dim, top_k, blocks, key_rope, .. } = self.config;
+        let rotate = |rope: Option<usize>, x: &mut B::Buffer| match rope {
             Some(rope) => backend.rope(x, head_dim, &step.angles[rope]),
             None => Ok(()),
         };
@@ -123,27 +149,37 @@ impl<B: Backend> Indexer<B> {
                 backend.matmul_each(input, &mut [self.key.onto(gate), weights.onto(scores)])?;
                 backend.layer_norm(gate, [weight, bias], KEY_EPS, returned)?;
             }
-            Form::PerHead { norms: [_, norm], eps } => {
+            Form::PerHead { norms: [_, norm], eps, means } => {
                 self.key.apply(backend, input, gate)?;
+                if let Some(Means { store, kernel }) = means {
+                    let spec = ConvSpec { store: store.index, kernel, bias: None, silu: false };
+                    backend.convolve(kv, &spec, gate, &step.spans[store.group], returned)?;
+                    std::mem::swap(gate, returned);
+                }
                 backend.rms_norm(gate, norm, *eps, returned)?;
             }
         }
-        rotate(returned)?;
+        rotate(key_rope.or(self.rope), returned)?;
         let spans = &step.spans[self.store.group];
         backend.store_kv(kv, self.store.index, returned, returned, spans)?;
-        if step.positions.iter().all(|position| *position < top_k) {
+        if step.positions.iter().all(|position| *position < blocks.first_choosing(top_k)) {
             selected.see_all(top_k);
             return Ok(());
         }
         match &self.form {
             Form::Weighted { .. } => self.query.apply(backend, up, sent)?,
-            Form::PerHead { norms: [norm, _], eps } => {
+            Form::PerHead { norms: [norm, _], eps, .. } => {
                 self.query.apply(backend, input, gate)?;
                 backend.rms_norm(gate, norm, *eps, sent)?;
             }
         }
-        rotate(sent)?;
-        let is_per_head = matches!(self.form, Form::PerHead { .. });
+        rotate(self.rope, sent)?;
+        let is_per_head = matches!(self.form, Form::PerHead { means: None, .. });
+        if blocks.are_whole() {
+            factors.clear();
+            factors.resize(step.positions.len() * num_heads, 1.0);
+            backend.write(factors, num_heads, scores)?;
+        }
         let spec = IndexerSpec { store: self.store.index, top_k, blocks, is_per_head };
         backend.select_keys(kv, &spec, [sent, scores], spans, selected)
     }

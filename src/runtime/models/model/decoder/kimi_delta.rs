@@ -6,7 +6,7 @@ use super::StoreIndex;
 use super::buffers::{LayerBuffers, LayerContext, Mixer, Projection};
 use super::delta_net::DeltaHeads;
 use super::load::Loader;
-use crate::backend::{Activation, Backend};
+use crate::backend::Backend;
 use crate::model::config::{DeltaNetConfig, Names};
 use llmctl_base::error::{LoadResult, Result};
 
@@ -66,7 +66,7 @@ impl<B: Backend> KimiDelta<B> {
             decay_bound: config.decay_bound,
             decay_bias: loader.values(["self_attn.dt_bias", "ssm_dt.bias"], inner)?,
             norm: loader.values(["self_attn.o_norm.weight", "ssm_norm.weight"], shape.value_dim)?,
-            activation: Activation::Sigmoid,
+            activation: config.gate,
             output: loader.linear(loader.naming.parts.attention_output, [hidden, inner])?,
         };
         Ok(Self {

@@ -4,8 +4,10 @@ use super::StoreIndex;
 use super::altup::LayerAltUp;
 use super::buffers::{LayerContext, Mixer};
 use super::feed_forward::FeedForward;
+use super::hyper::StreamMixer;
 use super::load::Loader;
 use super::mixer::load_mixer;
+use super::ngrams::Ngrams;
 use super::norm::DecoderNorm;
 use super::per_layer::LayerInput;
 use super::stream::Stream;
@@ -26,6 +28,9 @@ pub struct DecoderLayer<B: Backend> {
     feed_forward: Option<FeedForward<B>>,
     input: Option<LayerInput<B>>,
     altup: Option<LayerAltUp<B>>,
+    /// Before the mixer and before the feed-forward part.
+    hyper: Option<[StreamMixer<B>; 2]>,
+    ngrams: Option<Ngrams<B>>,
     output_scale: f32,
 }
 
@@ -51,6 +56,9 @@ impl<B: Backend> DecoderLayer<B> {
         let mixes = !matches!(config.mixer, MixerConfig::None);
         let feeds = !config.feed_forward.is_none();
         let feed_forward = |_| FeedForward::load(loader, &config.feed_forward, gate_cutoff);
+        let hyper = model.hyper.as_ref();
+        let of_ngrams = if config.ngrams.is_some() { Ngrams::<B>::NUM_STORES } else { 0 };
+        let (of_mixer, of_ngrams) = stores.split_at(stores.len() - of_ngrams);
         Ok(Self {
             is_parallel: config.is_parallel,
             residual_scales: config.residual_scales,
@@ -58,10 +66,17 @@ impl<B: Backend> DecoderLayer<B> {
             post_mixer: norm(mixes && config.post_norms, names.post_mixer, post_eps)?,
             pre_mlp: norm(feeds && config.pre_norms && !config.is_parallel, names.pre_mlp, eps)?,
             post_mlp: norm(feeds && config.post_norms, names.post_mlp, post_eps)?,
-            mixer: load_mixer(loader, &config.mixer, stores)?,
+            mixer: load_mixer(loader, &config.mixer, of_mixer)?,
             feed_forward: feeds.then_some(()).map(feed_forward).transpose()?,
             input: per_layer.map(|input| LayerInput::load(loader, input)).transpose()?,
             altup: altup.map(|altup| LayerAltUp::load(loader, altup)).transpose()?,
+            hyper: hyper.map(|hyper| StreamMixer::of_layer(loader, hyper)).transpose()?,
+            ngrams: match (&config.ngrams, hyper, of_ngrams) {
+                (Some(ngrams), Some(hyper), &[tokens, conv]) => {
+                    Some(Ngrams::load(loader, ngrams, hyper.num_streams, [tokens, conv])?)
+                }
+                _ => None,
+            },
             output_scale: match config.has_output_scale {
                 true => loader.file.values(loader.layer, OUTPUT_SCALE, 1)?[0],
                 false => 1.0,
@@ -72,8 +87,9 @@ impl<B: Backend> DecoderLayer<B> {
     /// Stores the keys and values of all rows, if that can be done apart from the rest: [`Self::apply`] then need not compute all
     /// of them. Returns whether it was done.
     pub fn store(&self, context: &mut LayerContext<'_, B>, stream: &mut Stream<B::Buffer>) -> Result<bool> {
-        // A layer with alternating updates first predicts its input, so that `residual` is not what its keys are computed from.
-        let Some(mixer) = self.mixer.as_ref().filter(|_| self.altup.is_none()) else { return Ok(false) };
+        // With several streams, `residual` is not what keys are computed from.
+        let is_one = self.altup.is_none() && self.hyper.is_none();
+        let Some(mixer) = self.mixer.as_ref().filter(|_| is_one) else { return Ok(false) };
         let Stream { residual, normed: space, .. } = stream;
         let norm = self.pre_mixer.as_ref();
         let input = normed(context.backend, DecoderNorm::apply_into_products, norm, residual, space)?;
@@ -82,10 +98,13 @@ impl<B: Backend> DecoderLayer<B> {
 
     pub fn apply(&self, context: &mut LayerContext<'_, B>, stream: &mut Stream<B::Buffer>) -> Result<()> {
         let backend = context.backend;
+        if let Some(mixers) = &self.hyper {
+            return self.apply_to_streams(mixers, context, stream);
+        }
         if let Some(altup) = &self.altup {
             altup.predict(context, stream)?;
         }
-        let Stream { residual, normed: space, added, altup: streams } = stream;
+        let Stream { residual, normed: space, added, altup: streams, .. } = stream;
         let [mixer_scale, mlp_scale] = self.residual_scales;
         if let Some(mixer) = &self.mixer {
             let (norm, apply) = (self.pre_mixer.as_ref(), DecoderNorm::apply_into_products);
@@ -122,6 +141,30 @@ impl<B: Backend> DecoderLayer<B> {
             1.0 => Ok(()),
             scale => backend.scale(residual, scale),
         }
+    }
+
+    /// Computes a layer whose parts read mixes of several streams.
+    fn apply_to_streams(
+        &self,
+        [before_mixer, before_mlp]: &[StreamMixer<B>; 2],
+        context: &mut LayerContext<'_, B>,
+        stream: &mut Stream<B::Buffer>,
+    ) -> Result<()> {
+        if let Some(ngrams) = &self.ngrams {
+            ngrams.apply(context, stream)?;
+        }
+        let (backend, Stream { residual, normed, added, hyper, .. }) = (context.backend, stream);
+        if let Some(mixer) = &self.mixer {
+            before_mixer.mix(backend, residual, hyper, normed)?;
+            mixer.apply(context, normed, added)?;
+            before_mixer.add(backend, added, hyper, residual)?;
+        }
+        if let Some(feed_forward) = &self.feed_forward {
+            before_mlp.mix(backend, residual, hyper, normed)?;
+            feed_forward.apply(context, normed, residual, added)?;
+            before_mlp.add(backend, added, hyper, residual)?;
+        }
+        Ok(())
     }
 
     /// Adds the mixer's output, in `stream.added`, and that of the feed-forward part, which reads the same normalised rows.

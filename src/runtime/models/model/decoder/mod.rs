@@ -10,6 +10,7 @@ mod attention;
 mod buffers;
 mod delta_net;
 mod feed_forward;
+mod hyper;
 mod images;
 mod indexer;
 mod kimi_delta;
@@ -17,6 +18,7 @@ mod latent;
 mod layer;
 mod load;
 mod mixer;
+mod ngrams;
 mod norm;
 mod per_layer;
 mod prediction;
@@ -31,8 +33,10 @@ use assistant::Assistant;
 pub use assistant::{AssistantParts, JOINED, RETURNED};
 pub use buffers::Projection;
 use buffers::{AdaptedRows, LayerBuffers, LayerContext};
+use hyper::{LastNorm, repeat};
 use layer::DecoderLayer;
 use load::Loader;
+pub use ngrams::is_table;
 use norm::DecoderNorm;
 use per_layer::PerLayer;
 pub use prediction::{PredictionBlock, PredictionParts};
@@ -98,7 +102,7 @@ pub struct Decoder<B: Backend> {
     embedding: Arc<B::Weight>,
     head: Option<Arc<B::Weight>>,
     embedding_norm: Option<DecoderNorm<B>>,
-    final_norm: DecoderNorm<B>,
+    last: LastNorm<B>,
     per_layer: Option<PerLayer<B>>,
     altup: Option<AltUp<B>>,
     layers: Vec<DecoderLayer<B>>,
@@ -282,7 +286,8 @@ impl<B: Backend> Decoder<B> {
         let hidden = config.hidden_size;
         let norm = |weights, eps| DecoderNorm::new(&backend, &config, weights, eps);
         let embedding_norm = config.embedding_norm.map(|eps| norm(vec![1.0; hidden], eps)).transpose()?;
-        let final_norm = norm(file.final_norm(hidden)?, config.final_norm_eps)?;
+        let last_norm = |weights| norm(weights, config.final_norm_eps);
+        let last = LastNorm::load(&loader, config.hyper.as_ref(), last_norm)?;
         let per_layer = |inputs| PerLayer::load(&loader, &config, inputs);
         let per_layer = config.per_layer_inputs.as_ref().map(per_layer).transpose()?;
         let altup = config.altup.as_ref().map(|altup| AltUp::load(&loader, altup)).transpose()?;
@@ -295,7 +300,7 @@ impl<B: Backend> Decoder<B> {
             embedding: Arc::new(embedding),
             head: head.map(Arc::new),
             embedding_norm,
-            final_norm,
+            last,
             per_layer,
             altup,
             layers,
@@ -363,6 +368,11 @@ impl<B: Backend> Decoder<B> {
         if let Some(altup) = altup {
             altup.begin(backend, step.tokens.len(), stream)?;
         }
+        if let Some(hyper) = config.hyper {
+            let Stream { residual, normed, added, .. } = stream;
+            repeat(&*backend, residual, hyper.num_streams, [&mut *added, normed])?;
+            std::mem::swap(residual, added);
+        }
         Ok(())
     }
 
@@ -411,8 +421,8 @@ impl<B: Backend> Decoder<B> {
             None => backend.select_rows(&stream.residual, &self.step.wanted, &mut stream.added)?,
             Some(altup) => altup.merge(backend, &self.step.wanted, stream, work)?,
         }
-        let Stream { normed, added, .. } = stream;
-        self.final_norm.apply_into_products(backend, added, normed)?;
+        let Stream { normed, added, hyper, .. } = stream;
+        self.last.apply(backend, added, hyper, normed)?;
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         backend.matmul(normed, head, None, head_out)?;
         backend.read(head_out, &mut values)?;
@@ -440,9 +450,9 @@ impl<B: Backend> Model for Decoder<B> {
             false => self.apply_layers(batch.images)?,
         }
         let Self { backend, config, stream, .. } = self;
-        if let Some(hidden) = &mut self.hidden {
+        if let (Some(hidden), LastNorm::Norm(norm)) = (&mut self.hidden, &self.last) {
             if !narrows || !self.step.wanted.is_empty() {
-                hidden.compute(backend, &stream.residual, &self.final_norm)?;
+                hidden.compute(backend, &stream.residual, norm)?;
             }
             if narrows {
                 hidden.spread(batch, config.hidden_size);
@@ -593,7 +603,12 @@ fn kv_layout(config: &DecoderConfig) -> (KvLayout, Vec<KvKind>, Vec<Vec<StoreInd
         if let MixerConfig::Attention(AttentionConfig { kv: KvSource::Layer(owner), .. }) = &layer.mixer {
             of_layers.push(of_layers[*owner].clone());
         } else {
-            let shapes = store_shapes(&layer.mixer, config.hidden_size);
+            let mut shapes = store_shapes(&layer.mixer, config.hidden_size);
+            if let (Some(ngrams), Some(hyper)) = (&layer.ngrams, config.hyper) {
+                let [tokens, reach] = [ngrams.num_before(), ngrams.conv_reach()];
+                let lens = [tokens * tokens, reach * hyper.num_streams * config.hidden_size];
+                shapes.extend(lens.map(|len| (KvKind::Recurrent, StoreShape::State(len))));
+            }
             of_layers.push(shapes.into_iter().map(|(kind, shape)| add(kind, shape)).collect());
         }
     }
@@ -619,7 +634,9 @@ fn store_shapes(mixer: &MixerConfig, hidden_size: usize) -> Vec<(KvKind, StoreSh
     match mixer {
         MixerConfig::None => vec![],
         MixerConfig::Attention(attention) => {
-            [rows(attention)].into_iter().chain(keys(attention.indexer.as_ref())).collect()
+            let blocks = attention.indexer.filter(|indexer| indexer.blocks.are_whole());
+            let means = blocks.map(|indexer| state((indexer.blocks.size - 1) * indexer.head_dim));
+            [rows(attention)].into_iter().chain(keys(attention.indexer.as_ref())).chain(means).collect()
         }
         MixerConfig::Latent(latent) => {
             let rows = one_head(latent.key_dim(), KvValues::InKeys(latent.kv_rank));

@@ -12,6 +12,7 @@ pub struct Stream<T> {
     /// Output of a part, to be added to the residual stream.
     pub added: T,
     pub altup: AltUpStreams<T>,
+    pub hyper: HyperBuffers<T>,
 }
 
 impl<T: Default> Stream<T> {
@@ -40,6 +41,24 @@ pub struct AltUpStreams<T> {
     pub weights: Vec<f32>,
     /// The numbers of all rows.
     pub rows: Vec<usize>,
+}
+
+/// Buffers of hyper-connections, whose streams `Stream::residual` holds side by side.
+#[derive(Default)]
+pub struct HyperBuffers<T> {
+    /// `[rows, streams * hidden]`, behind the norms.
+    pub normed: T,
+    pub wide: T,
+    pub space: T,
+    /// `[rows, rank]`.
+    pub low: T,
+    /// `[rows, streams]`: the weights by which the streams take in a part's output.
+    pub weights: T,
+    /// Values on the host, of n-grams.
+    pub values: Vec<f32>,
+    pub others: Vec<f32>,
+    /// Rows of n-grams' tables.
+    pub rows: Vec<u64>,
 }
 
 impl<T> AltUpStreams<T> {

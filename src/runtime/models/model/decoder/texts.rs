@@ -49,7 +49,8 @@ impl<B: Backend> TextDecoder<B> {
         if !config.layers.iter().all(|layer| reads(&layer.mixer)) {
             return Some("embeddings are computed by decoders with plain attention in every layer only");
         }
-        config.altup.as_ref().map(|_| "embeddings are not computed by decoders with several residual streams")
+        let has_streams = config.altup.is_some() || config.hyper.is_some();
+        has_streams.then_some("embeddings are not computed by decoders with several residual streams")
     }
 
     /// Makes a decoder, for which there is no [`Self::refusal`], read texts; tokens see those after them if
@@ -94,9 +95,9 @@ impl<B: Backend> TextModel for TextDecoder<B> {
             out.clear();
             return Ok(());
         }
-        let Decoder { backend, stream, final_norm, .. } = &mut self.decoder;
-        let Stream { residual, normed, .. } = stream;
-        final_norm.apply(backend, residual, normed)?;
+        let Decoder { backend, stream, last, .. } = &mut self.decoder;
+        let Stream { residual, normed, hyper, .. } = stream;
+        last.apply(backend, residual, hyper, normed)?;
         backend.read(normed, out)
     }
 }
