@@ -113,14 +113,6 @@ impl SharedBytes {
         Ok(SharedBytes { storage: Storage::Mapped(Arc::new(Mapping { map, _slot: slot })), start: 0, len })
     }
 
-    /// Tells the system that a mapped file is read once from beginning to end, so that it reads further ahead. Only a hint.
-    pub fn read_once(&self) {
-        #[cfg(unix)]
-        if let Storage::Mapped(mapping) = &self.storage {
-            let _ = mapping.map.advise(memmap2::Advice::Sequential);
-        }
-    }
-
     /// Returns a part of these bytes that shares the storage. Panics if it is out of bounds.
     pub fn slice(&self, start: usize, len: usize) -> SharedBytes {
         let end = start.checked_add(len).expect("a slice's end fits usize");

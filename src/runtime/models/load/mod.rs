@@ -182,26 +182,18 @@ impl Device {
 
     /// Returns the limits of the memory for weights and KV: the GPU's own, else this process's. A GPU that does not open has none.
     pub fn memory_limits(self) -> Vec<MemoryLimit> {
-        let kind = match self {
-            Device::Candle(kind) if kind != DeviceKind::Cpu => kind,
-            _ => return memory_limits(Path::new("/")),
+        let Device::Candle(kind @ (DeviceKind::Cuda(_) | DeviceKind::Metal(_))) = self else {
+            return memory_limits(Path::new("/"));
         };
         let memory = open_device(kind).and_then(|device| device_memory(&device)).ok().flatten();
-        let limit = |[total, available]: [u64; 2]| MemoryLimit {
-            kind: LimitKind::Device,
-            source: format!("{kind:?}").into(),
-            total,
-            available,
-        };
-        memory.map(limit).into_iter().collect()
+        let (kind, source) = (LimitKind::Device, format!("{kind:?}").into());
+        memory.map(|[total, available]| MemoryLimit { kind, source, total, available }).into_iter().collect()
     }
 
     /// Returns the tokens of a step that takes in a prompt. A GPU's matrix units want more rows than the CPU's kernels.
     pub fn step_tokens(self) -> usize {
-        match self {
-            Device::Candle(kind) if kind != DeviceKind::Cpu => TEXT_STEP_TOKENS,
-            _ => STEP_TOKENS,
-        }
+        let is_gpu = matches!(self, Device::Candle(kind) if kind != DeviceKind::Cpu);
+        if is_gpu { TEXT_STEP_TOKENS } else { STEP_TOKENS }
     }
 }
 

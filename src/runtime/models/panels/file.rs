@@ -76,7 +76,6 @@ impl PanelFile {
             Err(error) => return Err(error.to_string()),
             Ok(bytes) => bytes,
         };
-        bytes.read_once();
         let index = index_of(&bytes).ok_or("it is cut off, or of another version")?;
         let index: PanelIndex =
             serde_json::from_slice(index).map_err(|error| format!("its index: {error}"))?;

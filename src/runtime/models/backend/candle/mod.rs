@@ -85,9 +85,8 @@ pub fn device_memory(device: &Device) -> Result<Option<[u64; 2]>> {
         #[cfg(feature = "metal")]
         Device::Metal(device) => {
             let device = device.metal_device();
-            let total = device.recommended_max_working_set_size();
-            let free = total.saturating_sub(device.current_allocated_size());
-            Ok(Some([total as u64, free as u64]))
+            let (total, used) = (device.recommended_max_working_set_size(), device.current_allocated_size());
+            Ok(Some([total as u64, total.saturating_sub(used) as u64]))
         }
         _ => Ok(None),
     }
