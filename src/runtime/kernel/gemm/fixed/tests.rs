@@ -74,7 +74,7 @@ fn rows_in_a_file_give_the_bits_of_packed_ones() {
     let pools = [1, 2].map(|threads| Pool::new(threads).unwrap());
     let mut random = GemmRandom(17);
     for (dtype, spoil) in [(Dtype::F16, 0x7c00u16), (Dtype::Bf16, 0xffc1)] {
-        for [n, k] in [[1, 1], [16, 32], [17, 31], [33, 100], [50, 544], [64, 288], [48, 4160]] {
+        for [n, k] in [[1, 1], [16, 32], [17, 31], [33, 100], [50, 544], [64, 288], [48, 4160], [16, 8224]] {
             let mut bytes = weights(dtype, n * k, &mut random);
             for broken in [false, true] {
                 if broken {

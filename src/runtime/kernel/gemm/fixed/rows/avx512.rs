@@ -54,10 +54,6 @@ unsafe fn convert<const BF16: bool>(
     }
 }
 
-/// Blocks of a row that are multiplied before those of the next row: up to 4 KiB that lie side by side, where one block each of 16 rows
-/// would be 16 streams, and with rows of whole pages 16 lines for the same places in the first-level cache.
-const RUN: usize = 64;
-
 /// Bytes from a block to the prefetched one; measured.
 const FAR: usize = 6144;
 
@@ -70,30 +66,37 @@ pub unsafe fn multiply_one(rows: HalfRows<'_>, exponents: &[u8], x: FixedRow<'_>
     let exponents = exponents.as_chunks().0;
     // SAFETY: by this function's contract.
     unsafe {
-        match rows.is_bf16 {
-            true => one::<true>(rows, exponents, x),
-            false => one::<false>(rows, exponents, x),
+        match (rows.is_bf16, x.len() <= 4 * ROWS) {
+            (true, true) => one::<true, 4>(rows, exponents, x),
+            (true, false) => one::<true, 16>(rows, exponents, x),
+            (false, true) => one::<false, 4>(rows, exponents, x),
+            (false, false) => one::<false, 16>(rows, exponents, x),
         }
     }
 }
 
+/// Takes `16 * GROUPS` blocks of a row before those of the next row: whole rows if they are not long, which processors prefetch best. One
+/// block each of 16 rows would be 16 streams, and with rows of whole pages 16 lines for the same places in the first-level cache.
+///
 /// # Safety
 /// As [`multiply_one`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn one<const BF16: bool>(
+unsafe fn one<const BF16: bool, const GROUPS: usize>(
     rows: HalfRows<'_>,
     exponents: &[[u8; ROWS]],
     x: FixedRow<'_>,
 ) -> [f32; ROWS] {
     let mut sums = _mm512_setzero_ps();
-    for (run, (x, exponents)) in x.chunks(RUN).zip(exponents.chunks(RUN)).enumerate() {
-        let mut inverse = [[0.0; ROWS]; RUN];
-        inverse.iter_mut().zip(exponents).for_each(|(to, exponents)| *to = inverses(exponents));
-        // `[blocks / 16][row]`, each register with the products of 16 blocks.
-        let mut dots = [[_mm512_setzero_si512(); ROWS]; RUN / ROWS];
+    for (run, (x, exponents)) in x.chunks(GROUPS * ROWS).zip(exponents.chunks(GROUPS * ROWS)).enumerate() {
+        let mut inverse = [[[0.0; ROWS]; ROWS]; GROUPS];
+        let of_blocks = inverse.as_flattened_mut().iter_mut().zip(exponents);
+        of_blocks.for_each(|(to, exponents)| *to = inverses(exponents));
+        // `[group of 16 blocks][row]`, each register with the products of the blocks.
+        let mut dots = [[_mm512_setzero_si512(); ROWS]; GROUPS];
         for row in 0..ROWS {
-            let from = rows.bytes.as_ptr().wrapping_add(row * rows.row_bytes() + run * RUN * BLOCK_BYTES);
-            for (at, (x, inverse)) in x.chunks(ROWS).zip(inverse.as_chunks::<ROWS>().0).enumerate() {
+            let from =
+                rows.bytes.as_ptr().wrapping_add(row * rows.row_bytes() + run * GROUPS * ROWS * BLOCK_BYTES);
+            for (at, (x, inverse)) in x.chunks(ROWS).zip(&inverse).enumerate() {
                 let mut lines = [_mm512_setzero_si512(); ROWS];
                 for (block, ((line, x), inverse)) in lines.iter_mut().zip(x).zip(inverse).enumerate() {
                     let from = from.wrapping_add((at * ROWS + block) * BLOCK_BYTES);
