@@ -158,12 +158,12 @@ fn gguf_split() -> Vec<u8> {
     [&(first.len() as u16).to_le_bytes()[..], &first, &second].concat()
 }
 
-/// Two matrices of Q8_0, of 4 rows of 32, whose panels the file does not look into.
+/// Two matrices of Q4_0, of 4 rows of 32, whose panels the file does not look into.
 fn kept_panels() -> Vec<u8> {
     let panels = [[1u8; 136], [2; 136]];
     let starts = [64, 256];
     let mut file = b"llmctl panels 1\n".to_vec();
-    let entry = |(panels, start): (&[u8; 136], usize)| json!({"dtype": "q8_0", "shape": [4, 32], "start": start, "len": 136, "checksums": [crc32fast::hash(panels)]});
+    let entry = |(panels, start): (&[u8; 136], usize)| json!({"dtype": "q4_0", "shape": [4, 32], "start": start, "len": 136, "checksums": [crc32fast::hash(panels)]});
     let matrices: Vec<Value> = panels.iter().zip(starts).map(entry).collect();
     for (panels, start) in panels.iter().zip(starts) {
         file.resize(start, 0);

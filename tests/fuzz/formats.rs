@@ -360,14 +360,14 @@ pub fn kept_panels(data: &[u8]) -> bool {
     // As a load does, which takes note of each matrix.
     let noted = |store: &PanelStore| {
         store.loaded(
-            Dtype::Q8_0,
+            Dtype::Q4_0,
             shape,
             LoadedPanels::Late { len: 0, get: Box::new(|| Err(ErrorKind::Other.into())) },
         );
     };
     let late = open();
     let copied = [(); 2].map(|()| {
-        let panels = late.next_in_place(Dtype::Q8_0, shape, &pool);
+        let panels = late.next_in_place(Dtype::Q4_0, shape, &pool);
         noted(&late);
         panels.map(|panels| {
             let mut copy = vec![0; panels.num_bytes()];
@@ -377,7 +377,7 @@ pub fn kept_panels(data: &[u8]) -> bool {
     });
     let store = open();
     let read = [(); 2].map(|()| {
-        let panels = store.next(Dtype::Q8_0, shape, &arena, &pool);
+        let panels = store.next(Dtype::Q4_0, shape, &arena, &pool);
         noted(&store);
         panels
     });

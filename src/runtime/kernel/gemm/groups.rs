@@ -7,7 +7,7 @@ use crate::pool::Pool;
 const BLOCKS_PER_TASK: usize = 1 << 10;
 
 /// A block of some activation rows side by side.
-pub trait RowGroup: Copy + Send {
+pub trait ActivationGroup: Copy + Send {
     /// Activation rows of a group.
     const ROWS: usize;
 
@@ -31,7 +31,7 @@ impl<G> Default for Grouped<G> {
     }
 }
 
-impl<G: RowGroup> Grouped<G> {
+impl<G: ActivationGroup> Grouped<G> {
     pub fn fill(&mut self, x: &Activations, pool: &Pool) {
         let per_row = x.blocks_per_row();
         self.blocks_per_row = per_row;
@@ -50,7 +50,7 @@ impl<G: RowGroup> Grouped<G> {
     }
 }
 
-fn fill_rows<G: RowGroup>(x: &Activations, first: usize, groups: &mut [G]) {
+fn fill_rows<G: ActivationGroup>(x: &Activations, first: usize, groups: &mut [G]) {
     let rows = G::ROWS.min(x.rows() - first);
     if rows < G::ROWS {
         groups.fill(G::EMPTY);

@@ -2,7 +2,7 @@
 
 use super::activation::ActivationBlock;
 use super::format::BLOCK;
-use super::groups::RowGroup;
+use super::groups::ActivationGroup;
 
 /// Activation rows that one register holds together.
 pub const PAIR: usize = 2;
@@ -21,7 +21,7 @@ pub struct ActivationPair {
     pub half_scaled_sums: [[f32; 2 * PAIR]; 2],
 }
 
-impl RowGroup for ActivationPair {
+impl ActivationGroup for ActivationPair {
     const ROWS: usize = PAIR;
     const EMPTY: ActivationPair = ActivationPair {
         codes: [[0; PAIR * STEP]; BLOCK / STEP],

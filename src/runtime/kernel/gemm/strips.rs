@@ -3,7 +3,7 @@
 
 use super::activation::ActivationBlock;
 use super::format::{BLOCK, GROUPS};
-use super::groups::RowGroup;
+use super::groups::ActivationGroup;
 
 /// Activation rows per strip: their sums with 16 weight rows fill 12 registers of 8 numbers.
 pub const TOKENS: usize = 6;
@@ -21,7 +21,7 @@ pub struct StripBlock {
     pub minus_pair_sums: [[[i16; 2]; TOKENS]; 3],
 }
 
-impl RowGroup for StripBlock {
+impl ActivationGroup for StripBlock {
     const ROWS: usize = TOKENS;
     const EMPTY: StripBlock = StripBlock {
         codes: [[[0; 4]; TOKENS]; GROUPS],

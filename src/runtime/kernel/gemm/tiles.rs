@@ -2,7 +2,7 @@
 
 use super::activation::ActivationBlock;
 use super::format::BLOCK;
-use super::groups::RowGroup;
+use super::groups::ActivationGroup;
 
 /// Activation rows per tile; a processor takes as long for fewer.
 pub const TOKENS: usize = 16;
@@ -17,7 +17,7 @@ pub struct ActivationTile {
     pub half_scaled_sums: [[f32; TOKENS]; 2],
 }
 
-impl RowGroup for ActivationTile {
+impl ActivationGroup for ActivationTile {
     const ROWS: usize = TOKENS;
     const EMPTY: ActivationTile = ActivationTile {
         codes: [[0; BLOCK]; TOKENS],
