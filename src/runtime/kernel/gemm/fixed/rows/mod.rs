@@ -213,10 +213,12 @@ pub fn multiply_one(
 ) -> Option<[f32; ROWS]> {
     let whole = rows.count() == ROWS && x.len() * BLOCK == rows.cols && exponents.len() == x.len() * ROWS;
     match variant {
-        _ if !whole || !are_finite(exponents) => None,
+        _ if !whole => None,
         // SAFETY: `Variant::within` saw that the processor has the features; the lengths are compared above.
         #[cfg(target_arch = "x86_64")]
-        Variant::Avx512Vnni | Variant::Amx => Some(unsafe { avx512::multiply_one(rows, exponents, x) }),
+        Variant::Avx512Vnni | Variant::Amx if are_finite(exponents) => unsafe {
+            Some(avx512::multiply_one(rows, exponents, x))
+        },
         _ => None,
     }
 }
