@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use llmctl_engine::{EventStream, NotYet};
 
 use crate::common::prelude::*;
-use crate::common::toy::request;
+use crate::common::toy::{TOY_PAGE_BYTES, request};
 
 fn spawn(setup: Setup, rule: Rule) -> (EngineClient, Log) {
     spawn_model(setup, ToyModel::new(64, rule))
@@ -418,6 +418,23 @@ fn an_idle_engine_wakes_to_take_an_idle_sessions_pages_and_slot() {
     assert!(expired, "its slot was never taken");
     let load = handle.load().expect("the engine lives");
     assert_eq!((load.num_sessions, load.kv_free), (0, load.kv_capacity));
+}
+
+#[test]
+fn an_idle_engine_prepares_memory_until_enough_is_ready() {
+    let (asked, asks) = mpsc::channel();
+    let mut left: i32 = 3;
+    let model = ToyModel::new(64, counting(64)).with_preparation(move |most| {
+        left -= 1;
+        asked.send(most).is_ok() && left > 0
+    });
+    let setup = Setup { context_length: 80 * PAGE_TOKENS, max_running: 1, ..Setup::default() };
+    let (handle, _) = spawn_model(setup, model);
+    let most = || asks.recv().expect("the engine lives");
+    assert_eq!([most(), most(), most()], [10 * TOY_PAGE_BYTES; 3], "an eighth");
+    read(handle.submit(limited(&[1; 76 * PAGE_TOKENS], 3)).expect("valid"));
+    assert_eq!(most(), 3 * TOY_PAGE_BYTES, "what 77 pages leave of 80");
+    assert!(asks.try_recv().is_err(), "enough was ready");
 }
 
 #[test]

@@ -31,6 +31,9 @@ use llmctl_models::text::Vocabulary;
 /// From this many masks on, they are computed in parallel; waking the threads costs as much as a few masks.
 const MASKS_WORTH_THREADS: usize = 8;
 
+/// Most bytes of KV memory that are made ready before they are needed.
+const MOST_PREPARED: usize = 128 << 20;
+
 /// Input of one sequence to a step. Afterwards its pending token is the sampled one, if any.
 #[derive(Debug)]
 pub struct SequenceFeed<'a> {
@@ -160,6 +163,12 @@ impl Executor {
     /// [`Error::Backend`], here and below.
     pub fn export_page(&self, page_ref: PageRef, out: &mut Vec<u8>) -> Result<()> {
         guarded(|| self.model.export_page(page_ref, out))
+    }
+
+    /// Makes memory ready for a page of KV. Returns false if enough of `pool`'s capacity is; see [`Model::prepare_page`].
+    pub fn prepare_page(&mut self, pool: &PagePool) -> bool {
+        let unused = pool.capacity() - pool.allocated_bytes();
+        self.model.prepare_page(MOST_PREPARED.min(pool.capacity() / 8).min(unused))
     }
 
     /// Fills a page of `pool` that has no other holder.

@@ -24,6 +24,9 @@ use llmctl_models::kv::TokenBuf;
 /// Longest wait for KV to be saved when the last client is dropped.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Time without work after which the engine prepares memory for KV.
+const IDLE_TIME: Duration = Duration::from_millis(20);
+
 /// A command to the engine thread.
 enum EngineCommand {
     Submit { request: Request, client: Client },
@@ -193,7 +196,7 @@ fn serve(mut engine: Engine, inbox: &Receiver<EngineCommand>, load: &LastLoad) {
     let mut clients: HashMap<RequestId, Client> = HashMap::new();
     let mut guards: Vec<EndGuard> = Vec::new();
     loop {
-        while let Some(command) = next_command(inbox, &engine) {
+        while let Some(command) = next_command(inbox, &mut engine) {
             match command {
                 EngineCommand::Submit { request, client } => {
                     admit(&mut engine, &mut clients, request, client)
@@ -222,14 +225,30 @@ fn serve(mut engine: Engine, inbox: &Receiver<EngineCommand>, load: &LastLoad) {
     }
 }
 
-/// Returns the next command. Waits for it while the engine is idle.
-fn next_command(inbox: &Receiver<EngineCommand>, engine: &Engine) -> Option<EngineCommand> {
-    let wakeup = if engine.is_idle() { engine.next_wakeup() } else { Some(Instant::now()) };
-    let received = match wakeup {
-        Some(at) => inbox.recv_timeout(at.saturating_duration_since(Instant::now())),
+/// Returns the next command. Waits for it while the engine is idle, and after a while without work prepares memory for KV, a page
+/// at a time.
+fn next_command(inbox: &Receiver<EngineCommand>, engine: &mut Engine) -> Option<EngineCommand> {
+    if !engine.is_idle() {
+        return received(inbox.recv_timeout(Duration::ZERO));
+    }
+    let wakeup = engine.next_wakeup();
+    let left = || wakeup.map(|at| at.saturating_duration_since(Instant::now()));
+    let mut pause = IDLE_TIME;
+    while left().is_none_or(|left| left > pause) {
+        match inbox.recv_timeout(pause) {
+            Err(RecvTimeoutError::Timeout) if engine.prepare_page() => pause = Duration::ZERO,
+            Err(RecvTimeoutError::Timeout) => break,
+            other => return received(other),
+        }
+    }
+    received(match left() {
+        Some(left) => inbox.recv_timeout(left),
         None => inbox.recv().map_err(RecvTimeoutError::from),
-    };
-    match received {
+    })
+}
+
+fn received(result: Result<EngineCommand, RecvTimeoutError>) -> Option<EngineCommand> {
+    match result {
         Ok(command) => Some(command),
         Err(RecvTimeoutError::Timeout) => None,
         Err(RecvTimeoutError::Disconnected) => Some(EngineCommand::Shutdown),

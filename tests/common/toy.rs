@@ -30,6 +30,7 @@ pub struct ToyModel {
     rule: Rule,
     log: Log,
     before_forward: Hook,
+    prepare: Box<dyn FnMut(usize) -> bool + Send>,
 }
 
 /// Bytes of a toy page.
@@ -55,7 +56,8 @@ impl ToyModel {
         };
         let before_forward: Hook = Box::new(|| Ok(()));
         let (rows, states, drafted) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Self { spec, rows, states, drafted, rule, log: Log::default(), before_forward }
+        let prepare = Box::new(|_| false);
+        Self { spec, rows, states, drafted, rule, log: Log::default(), before_forward, prepare }
     }
 
     pub fn without_rewind(mut self) -> Self {
@@ -77,6 +79,12 @@ impl ToyModel {
 
     pub fn with_hook(mut self, hook: Hook) -> Self {
         self.before_forward = hook;
+        self
+    }
+
+    /// Sets the answer of [`Model::prepare_page`].
+    pub fn with_preparation(mut self, prepare: impl FnMut(usize) -> bool + Send + 'static) -> Self {
+        self.prepare = Box::new(prepare);
         self
     }
 
@@ -186,6 +194,10 @@ impl Model for ToyModel {
     fn free_page(&mut self, place: PageRef) {
         self.rows.retain(|(at, _), _| *at != place);
         self.states.remove(&place);
+    }
+
+    fn prepare_page(&mut self, most: usize) -> bool {
+        (self.prepare)(most)
     }
 
     /// A state of up to 255 tokens, all below 256: their number and a byte each.

@@ -89,6 +89,10 @@ impl Model for Watch {
         self.inner().model.free_page(place);
     }
 
+    fn prepare_page(&mut self, most: usize) -> bool {
+        self.inner().model.prepare_page(most)
+    }
+
     fn export_page(&self, place: PageRef, out: &mut Vec<u8>) -> Result<()> {
         self.inner().model.export_page(place, out)
     }
@@ -155,13 +159,16 @@ impl Watched {
         self.watch.clone()
     }
 
-    /// An engine with a context of 256 tokens in which nothing ends an answer but its limit, so that all runs are equally long.
+    /// An engine with a context of 256 tokens in which nothing ends an answer but its limit, so that all runs are equally long. Some of
+    /// its pages are prepared.
     pub fn engine(&self, change: impl FnOnce(&mut EngineConfig)) -> Engine {
         let one = EngineConfig::new(256, Vec::new());
         let mut config = EngineConfig { step_tokens: 29, max_running: 4, max_sessions: 4, ..one };
         change(&mut config);
-        Engine::new(Box::new(self.watch.clone()), self.vocabulary.clone(), config)
-            .expect("a valid configuration")
+        let mut engine = Engine::new(Box::new(self.watch.clone()), self.vocabulary.clone(), config)
+            .expect("a valid configuration");
+        (0..3).for_each(|_| drop(engine.prepare_page()));
+        engine
     }
 
     /// Bytes of KV that a full context takes.

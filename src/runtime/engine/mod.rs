@@ -217,6 +217,11 @@ impl Engine {
         [expiry, self.disk_wakeup()].into_iter().flatten().min()
     }
 
+    /// Makes memory ready for a page of KV, if not enough is. An idle engine has the time, a step has not.
+    pub fn prepare_page(&mut self) -> bool {
+        self.executor.prepare_page(&self.pool)
+    }
+
     /// Computes one step and returns its events in order.
     pub fn step(&mut self) -> EngineEvents {
         self.step_at(Instant::now())

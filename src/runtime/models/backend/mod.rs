@@ -535,6 +535,11 @@ pub trait Backend: Send + 'static {
     /// Returns a page's memory to the system if possible; its content is lost.
     fn free_page(&self, kv: &mut Self::Kv, group: usize, page: PageId);
 
+    /// Makes memory ready for a page to come, unless `most` bytes or as many as are worth it are. Returns whether it did.
+    fn prepare_page(&self, _kv: &mut Self::Kv, _most: usize) -> bool {
+        false
+    }
+
     /// Appends a page's content to `out`, [`KvLayout::page_bytes`] bytes in the backend's own order.
     fn export_page(&self, kv: &Self::Kv, group: usize, page: PageId, out: &mut Vec<u8>) -> Result<()>;
 

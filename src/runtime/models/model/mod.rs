@@ -231,6 +231,12 @@ pub trait Model: Send {
     /// Returns a page's memory to the system if possible; its content is lost.
     fn free_page(&mut self, page_ref: PageRef);
 
+    /// Makes memory ready for a page that will be written some day, so that no step waits for the system. Returns false if `most` bytes
+    /// or as many as are worth it are ready.
+    fn prepare_page(&mut self, _most: usize) -> bool {
+        false
+    }
+
     /// Appends a page's content to `out`.
     ///
     /// # Errors

@@ -25,6 +25,12 @@ use llmctl_kernel::pool::Pool;
 /// Number of values below which writing rows on several threads does not pay.
 const SERIAL_LIMIT: usize = 1 << 14;
 
+/// Most pages of a group whose memory is ready before they are needed: those of 2,048 tokens.
+const MOST_READY: usize = 2048 / PAGE_TOKENS;
+
+/// The smallest page of the systems that llmctl runs on, in bytes.
+const SYSTEM_PAGE: usize = 4096;
+
 /// Pages by group.
 pub struct CpuKv {
     kv_type: KvType,
@@ -53,6 +59,8 @@ struct GroupKv {
     page_bytes: usize,
     /// `None` for a page that was never written or is freed.
     pages: Vec<Option<PageMemory>>,
+    /// Memory for pages to come that the system has filled with zeros already.
+    ready: Vec<ArenaMemory>,
     /// Address ranges of freed pages, whose memory the system has taken back.
     spare: Vec<ArenaMemory>,
 }
@@ -187,11 +195,49 @@ impl CpuKv {
         &mut pages[index]
     }
 
+    /// Returns memory for a page. Where none is ready, other groups give up at least as much of theirs, so that the pool's
+    /// capacity holds for pages and ready memory together.
     fn unused_memory(&mut self, group: usize) -> Result<ArenaMemory> {
+        if let Some(memory) = self.groups[group].ready.pop() {
+            return Ok(memory);
+        }
+        let mut lacking = self.groups[group].page_bytes;
+        for GroupKv { page_bytes, ready, spare, .. } in &mut self.groups {
+            while lacking > 0
+                && let Some(mut memory) = ready.pop()
+            {
+                memory.release();
+                spare.push(memory);
+                lacking = lacking.saturating_sub(*page_bytes);
+            }
+        }
+        self.unfilled_memory(group)
+    }
+
+    fn unfilled_memory(&mut self, group: usize) -> Result<ArenaMemory> {
         let GroupKv { page_bytes, spare, .. } = &mut self.groups[group];
         let arena = self.arena.get_mut().unwrap_or_else(PoisonError::into_inner);
         let no_memory = |error| Error::Backend(format!("no memory for a KV page: {error}"));
         spare.pop().map_or_else(|| arena.zeroed(*page_bytes).map_err(no_memory), Ok)
+    }
+
+    /// Makes memory ready for a page of the group that has the fewest ready. Returns false if that would be more than `most` bytes, or
+    /// more pages than are worth it.
+    ///
+    /// # Errors
+    /// [`Error::Backend`] if there is no memory.
+    pub fn prepare_page(&mut self, most: usize) -> Result<bool> {
+        let ready: usize = self.groups.iter().map(|group| group.page_bytes * group.ready.len()).sum();
+        let fewest = (0..self.groups.len()).min_by_key(|group| self.groups[*group].ready.len());
+        let is_wanted = |group: &usize| {
+            let GroupKv { page_bytes, ready: pages, .. } = &self.groups[*group];
+            pages.len() < MOST_READY && ready + page_bytes <= most
+        };
+        let Some(group) = fewest.filter(is_wanted) else { return Ok(false) };
+        let mut memory = self.unfilled_memory(group)?;
+        memory.iter_mut().step_by(SYSTEM_PAGE).for_each(|byte| *byte = 0);
+        self.groups[group].ready.push(memory);
+        Ok(true)
     }
 
     fn page(&self, group: usize, id: PageId) -> Option<&[u8]> {
@@ -383,6 +429,29 @@ mod tests {
         write(&mut kv, 2);
         assert!(kv.groups[0].spare.is_empty());
         assert_eq!(written(&kv, 2, 0, 0), [x[..64].to_vec(), x[..64].to_vec()]);
+    }
+
+    #[test]
+    fn prepared_memory_is_taken_first_and_counts_against_other_groups() {
+        let store = |group, shape| Store { shape, group };
+        let shapes = [StoreShape::Rows(SHAPE), StoreShape::State(4096)]; // 32 KiB and 16 KiB a page
+        let stores = vec![store(0, shapes[0]), store(1, shapes[1])];
+        let mut kv = CpuKv::new(&KvLayout { stores, num_groups: 2 }, KvType::F32);
+        let ready = |kv: &CpuKv| [0, 1].map(|group: usize| kv.groups[group].ready.len());
+        while kv.prepare_page(100 << 10).unwrap() {}
+        assert_eq!(ready(&kv), [2, 2], "96 KiB; one more page would make 128");
+        let address = kv.groups[0].ready[1].as_ptr();
+        assert_eq!(kv.page_mut(0, 5).unwrap().as_ptr(), address);
+        kv.page_mut(1, 0).unwrap();
+        kv.page_mut(1, 1).unwrap();
+        assert_eq!(ready(&kv), [1, 0]);
+        kv.page_mut(1, 2).unwrap();
+        assert_eq!(ready(&kv), [0, 0], "the other group gives up a page for one that was not prepared");
+        assert_eq!(kv.groups[0].spare.len(), 1);
+        kv.page_mut(0, 6).unwrap();
+        assert!(kv.groups[0].spare.is_empty(), "the addresses serve again");
+        while kv.prepare_page(usize::MAX).unwrap() {}
+        assert_eq!(ready(&kv), [MOST_READY; 2]);
     }
 
     #[test]

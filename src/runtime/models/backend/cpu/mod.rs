@@ -730,6 +730,10 @@ impl Backend for Cpu {
         kv.free_page(group, page);
     }
 
+    fn prepare_page(&self, kv: &mut CpuKv, most: usize) -> bool {
+        kv.prepare_page(most).unwrap_or(false) // the step that needs the page reports the error
+    }
+
     fn export_page(&self, kv: &CpuKv, group: usize, page: PageId, out: &mut Vec<u8>) -> Result<()> {
         kv.export_page(group, page, out)
     }

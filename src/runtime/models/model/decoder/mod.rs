@@ -489,6 +489,10 @@ impl<B: Backend> Model for Decoder<B> {
         self.backend.free_page(&mut self.kv, page_ref.group, page_ref.page);
     }
 
+    fn prepare_page(&mut self, most: usize) -> bool {
+        self.backend.prepare_page(&mut self.kv, most)
+    }
+
     fn export_page(&self, page_ref: PageRef, out: &mut Vec<u8>) -> Result<()> {
         self.backend.export_page(&self.kv, page_ref.group, page_ref.page, out)
     }
