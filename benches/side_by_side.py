@@ -21,10 +21,12 @@ import argparse
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -69,6 +71,8 @@ ONLY_TYPES = {"qwen3-30b-a3b": "Q4_K_M", "gpt-oss-20b": "MXFP4", "lfm2-8b-a1b": 
 TYPES = ["Q4_0", "Q4_K_M", "Q8_0", "F16"]
 ROWS = ("pp512", "pp4096", "tg128", "tg32@2048", "tg32@8192", "8 seq", "32 seq", "load")
 OURS = "llmctl"
+LONGEST_ANSWER = 900  # seconds after which a process is killed; prompts of 4,096 tokens take a slow peer minutes
+SETTLING = 0.5  # seconds after each turn of ours, in which an idle engine prepares memory for KV: a peer's turn must not share the cores with it
 
 # What issue 4 asks for: (shape, type) -> test -> ratio; "*" stands for any.
 TARGETS = [
@@ -415,7 +419,12 @@ class Side:
         self.facts = self.answer()
 
     def answer(self):
+        limit = threading.Timer(LONGEST_ANSWER, self.process.kill)
+        limit.start()
         line = self.process.stdout.readline()
+        limit.cancel()
+        if not line and self.process.wait() == -signal.SIGKILL:
+            return {"absent": f"killed, as after {LONGEST_ANSWER} s without an answer"}
         if not line:
             sys.exit(f"{self.process.args[0]} ended with {self.process.wait()}")
         answer = json.loads(line)
@@ -424,6 +433,8 @@ class Side:
         return answer
 
     def run(self, command):
+        if self.process.poll() is not None:
+            return {"absent": "it did not answer before"}
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
         return self.answer()
@@ -510,6 +521,8 @@ def measure(args, program, shape, file_type, path):
         for _ in range(args.repeat):
             for key, side in taking.items():
                 answer = side.run(command)
+                if key == OURS:
+                    time.sleep(SETTLING)
                 if "absent" in answer:
                     absent.setdefault(f"{key}, {name}", answer["absent"])
                 else:
