@@ -7,9 +7,8 @@ use serde_json::{Map, Value, json};
 use super::blocking::blocking;
 use super::body::{Incoming, JsonBody};
 use super::collect::Collected;
-use super::drive;
-use super::generate::{FinishedChoice, Sent, Totals};
-use super::reply::{self, AnswerHeaders, Echoed, Head, RunningUsage};
+use super::generate::{FinishedChoice, Running, Sent, Totals};
+use super::reply::{self, Echoed, Head, RunningUsage};
 use super::request::{self, Completion};
 use super::sse::{self, WireFormat};
 use crate::App;
@@ -25,22 +24,22 @@ pub async fn post(
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     let asked = blocking(&app, move |app| request::completion(app, body, incoming)).await?;
-    let Completion { request, streaming, echo, returns_token_ids, ignored } = asked;
+    let Completion { request, streaming, echo, returns_token_ids } = asked;
     let (num_choices, logprobs) = (request.num_choices, request.turn.logprobs.is_some());
     let scores_prompt = logprobs && request.turn.prompt_logprobs.is_some();
     let head = Head::new(&app, "cmpl");
-    let headers = AnswerHeaders::new(&app, &request, ignored);
-    let mut running = drive::begin(&app, request).await?;
-    let usage = RunningUsage::new(streaming, running.prompt_tokens());
     // The choices of one prompt stand together.
-    let begun = std::mem::take(&mut running.prompts).into_iter().flat_map(|Sent { text, tokens, .. }| {
+    let begin = |Sent { text, tokens, .. }: Sent| {
         let prompt_ids = if returns_token_ids { tokens.clone() } else { Vec::new() };
         let echoed = echo.then(|| Echoed { text, ids: tokens, scores: Vec::new() });
         std::iter::repeat_n(BegunText { echoed, prompt_ids, tokens: Vec::new(), offset: 0 }, num_choices)
-    });
-    let begun = begun.collect();
-    let format = TextFormat { head, logprobs, scores_prompt, returns_token_ids, usage, begun };
-    sse::answer(running, headers, streaming.is_on, format).await
+    };
+    let format = |running: &mut Running| {
+        let usage = RunningUsage::new(streaming, running.prompt_tokens());
+        let begun = std::mem::take(&mut running.prompts).into_iter().flat_map(begin).collect();
+        TextFormat { head, logprobs, scores_prompt, returns_token_ids, usage, begun }
+    };
+    sse::answer(&app, request, format).await
 }
 
 /// Encoding of a text completion.

@@ -11,9 +11,8 @@ use super::blocking::blocking;
 use super::body::{Incoming, JsonBody};
 use super::collect::Collected;
 use super::generate::FinishedChoice;
-use super::reply::AnswerHeaders;
+use super::request;
 use super::sse::{self, WireFormat};
-use super::{drive, request};
 use crate::App;
 use crate::error::ApiError;
 use crate::wire::json::members;
@@ -26,10 +25,8 @@ pub async fn post(
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     let read = blocking(&app, move |app| request::infill(app, body, incoming)).await?;
-    let request::InfillBody { request, streaming, wanted, ignored } = read;
-    let running = drive::begin(&app, request).await?;
-    let format = InfillFormat { model: app.model().id.clone(), wanted };
-    sse::answer(running, AnswerHeaders::of_ignored(ignored), streaming.is_on, format).await
+    let request::InfillBody { request, wanted } = read;
+    sse::answer(&app, request, |_| InfillFormat { model: app.model().id.clone(), wanted }).await
 }
 
 /// Writes the text as it comes, and last the facts about it.

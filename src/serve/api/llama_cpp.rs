@@ -9,11 +9,11 @@ use serde_json::{Map, Value, json};
 use super::blocking::blocking;
 use super::body::{Incoming, JsonBody};
 use super::collect::Collected;
-use super::generate::FinishedChoice;
+use super::generate::{FinishedChoice, Running};
 use super::infill::InfillFormat;
-use super::reply::{AnswerHeaders, Head};
+use super::reply::Head;
+use super::request;
 use super::sse::{self, WireFormat};
-use super::{drive, request};
 use crate::App;
 use crate::error::ApiError;
 use llmctl_engine::Token;
@@ -27,11 +27,9 @@ pub async fn completion(
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     let read = blocking(&app, move |app| request::native(app, body, incoming)).await?;
-    let request::NativeBody { request, streaming, wanted, returns_tokens, is_list, ignored } = read;
+    let request::NativeBody { request, wanted, returns_tokens, is_list } = read;
     let has_probs = request.turn.logprobs.is_some();
-    let headers = AnswerHeaders::new(&app, &request, ignored);
-    let running = drive::begin(&app, request).await?;
-    let format = NativeFormat {
+    let format = |_: &mut Running| NativeFormat {
         infill: InfillFormat { model: app.model().id.clone(), wanted },
         head: Head::new(&app, "native"),
         has_probs,
@@ -39,7 +37,7 @@ pub async fn completion(
         is_list,
         tokens: Vec::new(),
     };
-    sse::answer(running, headers, streaming.is_on, format).await
+    sse::answer(&app, request, format).await
 }
 
 /// Returns the requests that may run together, in llama.cpp's form. No conversation belongs to one.

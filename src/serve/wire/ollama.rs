@@ -120,8 +120,7 @@ pub fn format(fields: &mut Fields<'_>, is_open: bool) -> Option<OutputConstraint
         Value::String(word) if word == "json" => GrammarSource::JsonObject,
         schema @ Value::Object(_) => GrammarSource::JsonSchema(schema),
         _ => {
-            fields.wrong(NAME, "is neither \"json\" nor a JSON Schema");
-            return None;
+            return fields.none(NAME, "is neither \"json\" nor a JSON Schema");
         }
     };
     Some(closed(OutputConstraint { source, param: NAME }, is_open))
@@ -388,7 +387,7 @@ mod tests {
         let mut fields = Fields::new(body, &mut problems);
         let read = super::context(&mut fields);
         fields.end();
-        assert_eq!(problems.check(Ok(())), Ok(()));
+        assert_eq!(problems.check(), Ok(()));
         assert_eq!(read, messages);
         let image = Message { content: Some(Content::Parts(Vec::new())), ..Message::new(Role::User, "") };
         assert_eq!(context_of(&[image]), None);
