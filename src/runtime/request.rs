@@ -98,19 +98,17 @@ impl Request {
             let message = "a session computes of its prompt only what is new".to_owned();
             return Err(Error::InvalidParameter { name: "prompt_logprobs", message });
         }
-        if let Some(id) = self.limits.stop_ids.iter().find(|&&id| id as usize >= vocab_size) {
-            let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
-            return Err(Error::InvalidParameter { name: "stop_token_ids", message });
+        let lists: [(&'static str, &[u32]); 3] = [
+            ("stop_token_ids", &self.limits.stop_ids),
+            ("markup", &self.markup),
+            ("prediction", &self.prediction),
+        ];
+        for (name, ids) in lists {
+            if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
+                return Err(foreign_id(name, *id, vocab_size));
+            }
         }
         self.check_adapters(&spec.model.adapters)?;
-        if let Some(id) = self.markup.iter().find(|&&id| id as usize >= vocab_size) {
-            let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
-            return Err(Error::InvalidParameter { name: "markup", message });
-        }
-        if let Some(id) = self.prediction.iter().find(|&&id| id as usize >= vocab_size) {
-            let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
-            return Err(Error::InvalidParameter { name: "prediction", message });
-        }
         if let Some(limit) = &self.reasoning {
             let is_foreign = limit.closing.iter().any(|&id| id as usize >= vocab_size);
             if limit.max_tokens == Some(0) || limit.closing.is_empty() || is_foreign || limit.close.is_empty()
@@ -157,11 +155,13 @@ pub(super) fn validate_prompt<'a>(prompt: impl Into<Tokens<'a>>, vocab_size: usi
         |&(position, &id): &(usize, &u32)| id as usize >= vocab_size && prompt.image_at(position).is_none();
     match prompt.ids.iter().enumerate().find(is_foreign) {
         None => Ok(()),
-        Some((_, id)) => {
-            let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
-            Err(Error::InvalidParameter { name: "prompt", message })
-        }
+        Some((_, id)) => Err(foreign_id("prompt", *id, vocab_size)),
     }
+}
+
+fn foreign_id(name: &'static str, id: u32, vocab_size: usize) -> Error {
+    let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
+    Error::InvalidParameter { name, message }
 }
 
 /// Most alternatives of a token's log-probability (OpenAI's limit).
@@ -351,8 +351,9 @@ pub struct Reuse {
 }
 
 /// Reason for the extent of reuse.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum ReuseReason {
     /// No tokens were known: there is no session, or it is new, or reuse is off.
     #[default]
@@ -387,21 +388,7 @@ pub enum ReuseReason {
 impl ReuseReason {
     /// Returns the name on the wire, which is the reference server's if that has the reason too.
     pub fn name(self) -> &'static str {
-        match self {
-            ReuseReason::New => "new",
-            ReuseReason::ExactPrefix => "exact_prefix",
-            ReuseReason::Equal => "equal",
-            ReuseReason::PartialPrefix => "partial_prefix",
-            ReuseReason::Mismatch => "mismatch",
-            ReuseReason::Adapters => "adapters",
-            ReuseReason::Dirty => "dirty",
-            ReuseReason::Evicted => "evicted",
-            ReuseReason::PrefixCache => "prefix_cache",
-            ReuseReason::Restored => "restored",
-            ReuseReason::PromptLogprobs => "prompt_logprobs",
-            ReuseReason::EngineLost => "engine_lost",
-            ReuseReason::RemoteEngine => "remote_engine",
-        }
+        self.into()
     }
 }
 

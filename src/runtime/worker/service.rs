@@ -184,7 +184,8 @@ fn ready(worker: &WorkerContext) -> ReplyBody {
         max_sessions: max_named_sessions.saturating_add(1),
         max_named_sessions,
         capabilities: OPS
-            .into_iter()
+            .iter()
+            .copied()
             .chain(spec.vision.is_some().then_some(IMAGES))
             .map(str::to_owned)
             .collect(),

@@ -60,7 +60,8 @@ pub struct PrefixBreak {
 }
 
 /// Kind of a change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum BreakCause {
     BillingHeader,
     Countdown,
@@ -69,7 +70,9 @@ pub enum BreakCause {
     Id,
     ToolsOrder,
     Tools,
+    #[strum(serialize = "inserted_message")]
     Inserted,
+    #[strum(serialize = "removed_message")]
     Removed,
     Text,
 }
@@ -77,18 +80,7 @@ pub enum BreakCause {
 impl BreakCause {
     /// Returns the name in JSON, in metrics and in the log.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::BillingHeader => "billing_header",
-            Self::Countdown => "countdown",
-            Self::Date => "date",
-            Self::Number => "number",
-            Self::Id => "id",
-            Self::ToolsOrder => "tools_order",
-            Self::Tools => "tools",
-            Self::Inserted => "inserted_message",
-            Self::Removed => "removed_message",
-            Self::Text => "text",
-        }
+        self.into()
     }
 
     /// Returns what to do about it.
@@ -353,27 +345,7 @@ fn tools_cause(was: &str, now: &str) -> BreakCause {
 }
 
 /// Names of months and days, by which a date is known.
-const DATE_WORDS: [&str; 19] = [
-    "jan",
-    "feb",
-    "mar",
-    "apr",
-    "may",
-    "jun",
-    "jul",
-    "aug",
-    "sep",
-    "oct",
-    "nov",
-    "dec",
-    "monday",
-    "tuesday",
-    "wednesday",
-    "thursday",
-    "friday",
-    "saturday",
-    "sunday",
-];
+const DATE_WORDS: &str = "jan feb mar apr may jun jul aug sep oct nov dec monday tuesday wednesday thursday friday saturday sunday";
 
 fn text_cause(was: &str, now: &str, around: &str) -> BreakCause {
     let around = around.to_ascii_lowercase();
@@ -408,9 +380,9 @@ fn has_date_word(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     let mut words = text.split(|c: char| !c.is_ascii_alphabetic());
     words.any(|word| {
-        DATE_WORDS
-            .iter()
-            .any(|name| word == *name || (name.len() == 3 && word.len() > 4 && word.starts_with(name)))
+        let is_name =
+            |name: &str| word == name || (name.len() == 3 && word.len() > 4 && word.starts_with(name));
+        DATE_WORDS.split(' ').any(is_name)
     })
 }
 
