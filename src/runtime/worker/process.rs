@@ -287,7 +287,8 @@ fn ticks_of(stat: &str) -> Option<u64> {
     Some(field(14)? + field(15)?)
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use super::*;
 

@@ -12,7 +12,7 @@ use super::record::BranchReason;
 use super::record::{LogRecord, StoredTurnRecord};
 use super::saved::{Branch, ForkOf, SavedSession, SavedTurn};
 use super::writer::SessionWriter;
-use super::{Listed, SessionName, SessionStore, name_taken, now_ms};
+use super::{Listed, ModelFingerprint, SessionName, SessionStore, name_taken, now_ms};
 use llmctl_base::error::{Error, Result};
 
 /// Most attempts to create a branch while other processes take the free names.
@@ -173,13 +173,13 @@ impl SessionWriter {
             let SavedTurn { turn, model: own, .. } = &**saved;
             if own != model {
                 model = own;
-                records.push(LogRecord::Model { model: (&**model).into() });
+                records.push(LogRecord::Model { model: ModelFingerprint::clone(model) });
             }
             records.push(LogRecord::Turn { number: at + 1, turn: Box::new(StoredTurnRecord::from(turn)) });
             records.extend(saved.note_record(at + 1));
         }
         if *model != other.model {
-            records.push(LogRecord::Model { model: (&*other.model).into() });
+            records.push(LogRecord::Model { model: ModelFingerprint::clone(&other.model) });
         }
         records
     }

@@ -33,6 +33,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use serde::{Deserialize, Serialize};
+
 use self::folder::{Lock, io_error};
 use self::listing::Summaries;
 use self::log::{Log, LogEnd, LogScan};
@@ -70,7 +72,8 @@ const REMOVED: &str = ".unfinished-removed-";
 const LEFTOVER_AGE: Duration = Duration::from_secs(60 * 60);
 
 /// Identity of the model that made a turn. Token ids are valid for this model only.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ModelFingerprint {
     /// Name shown to the user.
     pub name: String,
@@ -78,6 +81,7 @@ pub struct ModelFingerprint {
     pub fingerprint: String,
     /// Reference that finds the model from any folder: an absolute path, `hf:org/repo@revision:file`, or the
     /// name of a built-in model. `None` in sessions of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<String>,
 }
 
@@ -355,9 +359,7 @@ impl SessionStore {
         let copied = private_files::private_file(OpenOptions::new().append(true).create_new(true), &backup)
             .and_then(|mut file| io::Write::write_all(&mut file, &bytes).and_then(|()| file.sync_all()));
         copied.map_err(|error| io_error(&backup, &error))?;
-        let bodies: Vec<String> =
-            saved.to_records(name, now_ms()).iter().map(record::LogRecord::to_body).collect();
-        writer::replace((&folder.join("transcript.new"), &path), &bodies, seal)
+        writer::replace((&folder.join("transcript.new"), &path), &saved.bodies(name), seal)
             .and_then(|_| folder::sync_folder(&folder))
             .map_err(|error| io_error(&path, &error))?;
         Ok(Some(Repaired { line: *line, turns: saved.turns.len(), backup }))
@@ -406,13 +408,11 @@ impl SessionStore {
         private_files::private_folder(draft, false).map_err(|error| io_error(draft, &error))?;
         let lock = folder::lock(draft, name)?;
         let path = draft.join(TRANSCRIPT);
-        let bodies: Vec<String> =
-            saved.to_records(name, now_ms()).iter().map(record::LogRecord::to_body).collect();
         let log = private_files::private_file(OpenOptions::new().append(true).create_new(true), &path)
             .and_then(|file| {
                 let seal = self.vault.as_ref().map(|vault| SessionSeal::create(vault, None)).transpose()?;
                 let mut log = Log::new(file).with_seal(seal);
-                log.append(&bodies)?;
+                log.append(&saved.bodies(name))?;
                 folder::sync_folder(draft)?;
                 Ok(log)
             })
@@ -506,7 +506,7 @@ fn load<'a>(path: &Path, bytes: &'a [u8], vault: Option<&Vault>) -> ScannedTrans
         (Some(Contradiction::Schema(schema)), _) => {
             let message = format!(
                 "written by a newer llmctl: the schema is {schema:?}, not {:?}",
-                record::NEWEST_SCHEMA
+                record::Version::NEWEST.schema()
             );
             Some(StoreError::Unsupported { path: path.into(), message })
         }

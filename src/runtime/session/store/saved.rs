@@ -6,11 +6,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::record::{BranchReason, BranchRecord, LogRecord, StoredTurnRecord, Unreadable, Version};
-use super::{Blobs, ModelFingerprint, SessionName, StoredTurn, blobs};
+use super::record::{BranchReason, LogRecord, StoredTurnRecord, Unreadable, Version};
+use super::{Blobs, ModelFingerprint, SessionName, StoredTurn, blobs, now_ms};
 use crate::session::transcript::Transcript;
 use llmctl_image::ImageHash;
 use llmctl_models::adapters::AdapterUse;
@@ -46,7 +47,8 @@ pub struct ForkOf {
 }
 
 /// Reference from a branch to its session.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Branch {
     /// Id of the session that the branch belongs to, even if that was renamed or removed. Never the id of a
     /// branch.
@@ -198,7 +200,7 @@ impl SavedSession {
         }
         match record {
             LogRecord::Header { .. } => return Err("a second header".to_owned()),
-            LogRecord::Model { model } => self.model = Arc::new(model.into()),
+            LogRecord::Model { model } => self.model = Arc::new(model),
             LogRecord::Turn { number, turn } => self.add_turn(number, *turn)?,
             LogRecord::Note { number, note } => self.set_note(number, note)?,
             LogRecord::Truncate { turns, time_ms } => {
@@ -212,7 +214,6 @@ impl SavedSession {
                 self.rename(&SessionName::new(&to).map_err(|error| error.to_string())?)
             }
             LogRecord::ForkOf { name, turns, branch, .. } => {
-                let branch = branch.map(|BranchRecord { of, reason }| Branch { of, reason });
                 self.fork_of = Some(ForkOf { name, turns, branch });
             }
         }
@@ -282,29 +283,33 @@ impl SavedSession {
         if has_notes { Version::V3 } else { Version::V2 }
     }
 
+    /// Returns the lines of a new file with this session.
+    pub(super) fn bodies(&self, name: &SessionName) -> Vec<String> {
+        self.to_records(name, now_ms()).iter().map(LogRecord::to_body).collect()
+    }
+
     /// Returns the records that rebuild this session, without rewound turns.
-    pub(super) fn to_records(&self, name: &SessionName, time_ms: u64) -> Vec<LogRecord> {
+    fn to_records(&self, name: &SessionName, time_ms: u64) -> Vec<LogRecord> {
         let mut model = self.turns.first().map_or(&self.model, |saved| &saved.model);
         let mut records = vec![LogRecord::Header {
-            schema: self.version.max(self.needed_version()).schema().to_owned(),
+            schema: self.version.max(self.needed_version()).schema(),
             name: name.to_string(),
             created_ms: self.created_ms,
-            model: (&**model).into(),
+            model: ModelFingerprint::clone(model),
             id: Some(self.id.clone()),
             owner: self.owner.clone(),
         }];
-        let branch = |branch: &Branch| BranchRecord { of: branch.of.clone(), reason: branch.reason };
         let fork = |fork: &ForkOf| LogRecord::ForkOf {
             name: fork.name.clone(),
             turns: fork.turns,
             time_ms,
-            branch: fork.branch.as_ref().map(branch),
+            branch: fork.branch.clone(),
         };
         records.extend(self.fork_of.as_ref().map(fork));
         for (at, saved) in self.turns.iter().enumerate() {
             if saved.model != *model {
                 model = &saved.model;
-                records.push(LogRecord::Model { model: (&**model).into() });
+                records.push(LogRecord::Model { model: ModelFingerprint::clone(model) });
             }
             let before = at.checked_sub(1).map(|before| &self.turns[before].turn);
             let turn = Box::new(StoredTurnRecord::following(&saved.turn, before));
@@ -312,7 +317,7 @@ impl SavedSession {
             records.extend(saved.note_record(at + 1));
         }
         if self.model != *model {
-            records.push(LogRecord::Model { model: (&*self.model).into() });
+            records.push(LogRecord::Model { model: ModelFingerprint::clone(&self.model) });
         }
         records
     }
@@ -359,7 +364,7 @@ fn begun(header: LogRecord) -> Result<SavedSession, String> {
         return Err("the first line is not a header".to_owned());
     };
     let id = id.unwrap_or_else(|| id_of_v1(&name, created_ms));
-    Ok(SavedSession { id, owner, version, ..SavedSession::new(&model.into(), created_ms) })
+    Ok(SavedSession { id, owner, version, ..SavedSession::new(&model, created_ms) })
 }
 
 /// Derives the id of a session of the first schema, which has none, from fields that never change.
