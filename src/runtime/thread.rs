@@ -8,10 +8,12 @@
 //! fail with `EngineGone`.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::client::{EndGuard, EngineClient, EngineTransport, Sink};
 use super::engine::{Engine, EngineLoad, RequestId, SessionDetail, SessionInfo, StopHandle};
@@ -65,11 +67,11 @@ struct LastLoad(Arc<Mutex<EngineLoad>>);
 
 impl LastLoad {
     fn get(&self) -> EngineLoad {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.lock()
     }
 
     fn set(&self, load: EngineLoad) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = load;
+        *self.0.lock() = load;
     }
 }
 

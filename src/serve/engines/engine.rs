@@ -12,9 +12,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::RwLock;
 
 use crate::error::ApiError;
 use llmctl_engine::EngineClient;
@@ -158,7 +160,7 @@ impl EngineSlot {
             other => other.clone(),
         };
         {
-            let mut state = self.state.engine.write().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state.engine.write();
             *state = doubted(&state);
         }
         self.state.wake();
@@ -236,11 +238,11 @@ impl SlotState {
     }
 
     fn get(&self) -> EngineState {
-        self.engine.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.engine.read().clone()
     }
 
     fn set(&self, state: EngineState) {
-        *self.engine.write().unwrap_or_else(PoisonError::into_inner) = state;
+        *self.engine.write() = state;
     }
 }
 

@@ -4,9 +4,10 @@
 //! there are.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 
-use super::{SessionKey, locked};
+use parking_lot::Mutex;
+
+use super::SessionKey;
 use crate::gate::owner::Owner;
 use llmctl_base::{Error, Result};
 use llmctl_engine::session::store::{
@@ -36,13 +37,13 @@ type All = BTreeMap<SessionKey, MemorySession>;
 
 impl MemoryStore {
     pub fn has_room(&self) -> bool {
-        locked(&self.kept).len() < MAX_CONVERSATIONS
+        self.kept.lock().len() < MAX_CONVERSATIONS
     }
 
     /// # Errors
     /// [`Error::SessionBusy`] when another was quicker; [`Error::SessionsFull`].
     pub fn begin(&self, key: &SessionKey, model: &ModelFingerprint) -> Result<SessionChat> {
-        let mut kept = locked(&self.kept);
+        let mut kept = self.kept.lock();
         if kept.contains_key(key) {
             return Err(Error::SessionBusy(key.name.to_string()));
         }
@@ -55,25 +56,25 @@ impl MemoryStore {
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`].
     pub fn open(&self, key: &SessionKey) -> Result<SavedSession> {
-        let mut kept = locked(&self.kept);
+        let mut kept = self.kept.lock();
         let kept = closed(&mut kept, key)?;
         kept.is_open = true;
         Ok(kept.saved.clone())
     }
 
     pub fn close(&self, key: &SessionKey, saved: SavedSession) {
-        locked(&self.kept).insert(key.clone(), MemorySession { saved, is_open: false });
+        self.kept.lock().insert(key.clone(), MemorySession { saved, is_open: false });
     }
 
     /// Removes one that is open.
     pub fn forget(&self, key: &SessionKey) {
-        locked(&self.kept).remove(key);
+        self.kept.lock().remove(key);
     }
 
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`].
     pub fn remove(&self, key: &SessionKey) -> Result<()> {
-        let mut kept = locked(&self.kept);
+        let mut kept = self.kept.lock();
         closed(&mut kept, key)?;
         kept.remove(key);
         Ok(())
@@ -82,18 +83,18 @@ impl MemoryStore {
     /// # Errors
     /// [`Error::SessionNotFound`].
     pub fn read(&self, key: &SessionKey) -> Result<SavedSession> {
-        locked(&self.kept).get(key).map(|kept| kept.saved.clone()).ok_or_else(|| not_found(key))
+        self.kept.lock().get(key).map(|kept| kept.saved.clone()).ok_or_else(|| not_found(key))
     }
 
     pub fn list(&self, owner: &Owner) -> Vec<Listed> {
-        let kept = locked(&self.kept);
+        let kept = self.kept.lock();
         kept.iter().filter(|(key, _)| key.owner == *owner).map(listed).collect()
     }
 
     /// # Errors
     /// [`Error::SessionNotFound`].
     pub fn branches(&self, of: &SessionKey) -> Result<Vec<Listed>> {
-        let kept = locked(&self.kept);
+        let kept = self.kept.lock();
         let root = kept.get(of).ok_or_else(|| not_found(of))?.saved.root_id();
         let is_branch = |(_, kept): &(&SessionKey, &MemorySession)| {
             kept.saved.branch().is_some_and(|branch| branch.of == root)
@@ -108,7 +109,7 @@ impl MemoryStore {
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionsFull`].
     pub fn branch(&self, from: &SessionKey, turns: usize) -> Result<(SessionKey, SavedSession)> {
-        let mut kept = locked(&self.kept);
+        let mut kept = self.kept.lock();
         let saved = kept.get(from).ok_or_else(|| not_found(from))?.saved.clone();
         let branch = branch_of(from, &saved, turns, BranchReason::Request);
         let key = free_name(&kept, from, &saved);
@@ -129,7 +130,7 @@ impl MemoryStore {
         if saved.turns.is_empty() {
             return Ok(None);
         }
-        let mut kept = locked(&self.kept);
+        let mut kept = self.kept.lock();
         let name = free_name(&kept, key, saved);
         insert(&mut kept, name.clone(), branch_of(key, saved, saved.turns.len(), reason), false)?;
         Ok(Some(name.name))
@@ -163,7 +164,7 @@ impl MemoryStore {
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`]; [`Error::InvalidParameter`] naming `session`.
     pub fn rename(&self, from: &SessionKey, to: &SessionKey) -> Result<()> {
-        let mut kept = locked(&self.kept);
+        let mut kept = self.kept.lock();
         let mut saved = closed(&mut kept, from)?.saved.clone();
         if from != to && kept.contains_key(to) {
             return Err(taken(to));
@@ -179,7 +180,7 @@ impl MemoryStore {
     /// [`Error::SessionNotFound`]; [`Error::SessionsFull`]; [`Error::InvalidParameter`] naming `turns` or
     /// `session`.
     pub fn fork(&self, from: &SessionKey, to: &SessionKey, turns: Option<usize>) -> Result<usize> {
-        let mut kept = locked(&self.kept);
+        let mut kept = self.kept.lock();
         let saved = kept.get(from).ok_or_else(|| not_found(from))?.saved.clone();
         if kept.contains_key(to) {
             return Err(taken(to));

@@ -7,9 +7,10 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt::Write;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use llmctl_engine::{EngineSessionName, Started};
@@ -173,7 +174,7 @@ impl PrefixWatch {
             self.agent.get_or_init(|| before_questions(prompt.conversation));
         }
         let sections = sections(prompt.conversation);
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let client = state.client(prompt.user_agent);
         let is_of_client = |seen: &&SeenPrompt| {
             seen.client == client && seen.owner.as_deref() == prompt.owner && seen.model == prompt.model
@@ -222,7 +223,7 @@ impl PrefixWatch {
 
     /// Returns the break of the session's last prompt.
     pub fn last(&self, session: &EngineSessionName) -> Option<PrefixBreak> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         state.seen.iter().rev().find(|seen| seen.session.as_ref() == Some(session))?.broken.clone()
     }
 }
@@ -539,7 +540,7 @@ mod tests {
         for n in 0..100 {
             note(&compacted, Some(&format!("client{n}/1.0 \u{7}")));
         }
-        let state = watch.state.lock().expect("sound");
+        let state = watch.state.lock();
         assert_eq!((state.clients.len(), state.seen.len()), (MAX_CLIENTS, MAX_CLIENTS + 2));
     }
 }
