@@ -3,6 +3,7 @@
 //! One definition of the sampling parameters ([`sampling`]) serves every frontend, so that a range is the
 //! same on the command line, in a batch row and over HTTP.
 
+mod answer_text;
 mod images;
 mod loop_guard;
 mod reasoning;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::grammar::Grammar;
 use super::spec::EngineSpec;
+pub(super) use answer_text::AnswerText;
 use llmctl_base::{Sampling, error::Error};
 use llmctl_image::ImageFile;
 use llmctl_models::adapters::{AdapterSpec, AdapterUse};
@@ -72,6 +74,13 @@ impl Request {
     pub(super) fn reasoning_watch(&self) -> Option<ReasoningWatch> {
         let limit = self.reasoning.clone()?;
         Some(ReasoningWatch::new(limit, self.limits.loop_guard.reasoning))
+    }
+
+    /// Returns whether a token ends the answer. Under `ignore_eos`, a grammar allows one that ends a generation only if no other
+    /// can follow.
+    pub(super) fn ends_with(&self, id: u32, spec: &EngineSpec) -> bool {
+        let counts = !self.limits.ignore_eos || self.grammar.is_some();
+        (counts && spec.ends_generation(id)) || self.limits.stop_ids.contains(&id)
     }
 
     /// Validates the request before any work. Returns the limit on generated tokens in force.
