@@ -6,7 +6,6 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::http::StatusCode;
 use serde_json::{Map, Value, json};
 
 use super::Fields;
@@ -34,14 +33,6 @@ const NEVER: &str = "9999-12-31T23:59:59Z";
 /// Returns whether the answer of a path has Ollama's form. Below `/api/v1` clients look for OpenAI's.
 pub fn is_ollama(path: &str) -> bool {
     path.strip_prefix("/api/").is_some_and(|rest| rest != "v1" && !rest.starts_with("v1/"))
-}
-
-/// Returns the status that Ollama's clients expect: a body of the wrong form is a 400 like any other.
-pub fn status(error: &ApiError) -> StatusCode {
-    match error.status {
-        StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
-        status => status,
-    }
 }
 
 /// Returns the envelope of an error, for a response body or a line of a stream: Ollama's member and, beside it, our code.

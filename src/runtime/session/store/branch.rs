@@ -8,9 +8,8 @@ use std::fs;
 
 use super::folder::io_error;
 use super::name::MAX_BRANCHED_BYTES;
-use super::record::BranchReason;
-use super::record::{LogRecord, StoredTurnRecord};
-use super::saved::{Branch, ForkOf, SavedSession, SavedTurn};
+use super::record::{BranchReason, LogRecord, StoredTurnRecord};
+use super::saved::{ForkOf, SavedSession, SavedTurn};
 use super::writer::SessionWriter;
 use super::{Listed, ModelFingerprint, SessionName, SessionStore, name_taken, now_ms};
 use llmctl_base::error::{Error, Result};
@@ -39,10 +38,8 @@ impl SessionStore {
         turns: Option<usize>,
         reason: BranchReason,
     ) -> Result<SessionWriter> {
-        let turns = checked_turns(name, saved, turns)?;
-        let branch = Branch { of: saved.root_id().to_owned(), reason };
-        let fork_of = ForkOf { name: name.to_string(), turns, branch: Some(branch) };
-        let kept = SavedSession { last_used_ms: saved.last_used_ms, ..saved.forked(fork_of, now_ms()) };
+        let fork = saved.branched(name, turns, reason)?;
+        let kept = SavedSession { last_used_ms: saved.last_used_ms, ..fork };
         let base = match name.branch_parts() {
             Some((base, _)) if saved.branch().is_some() => base,
             _ => name.as_str(),
@@ -193,18 +190,8 @@ fn common_turns(a: &SavedSession, b: &SavedSession) -> usize {
     a.turns.iter().zip(&b.turns).take_while(is_same).count()
 }
 
-/// Checks a number of turns; `None` for all.
-pub(super) fn checked_turns(name: &SessionName, saved: &SavedSession, turns: Option<usize>) -> Result<usize> {
-    match turns.unwrap_or(saved.turns.len()) {
-        turns if turns <= saved.turns.len() => Ok(turns),
-        turns => {
-            let message = format!("session {:?} has {} turns, not {turns}", name.as_str(), saved.turns.len());
-            Err(Error::InvalidParameter { name: "turns", message })
-        }
-    }
-}
-
-fn not_a_branch(name: &SessionName) -> Error {
+/// The error of a session that is no branch of the one that is asked.
+pub fn not_a_branch(name: &SessionName) -> Error {
     let message = format!("session {:?} is not a branch of it", name.as_str());
     Error::InvalidParameter { name: "branch", message }
 }

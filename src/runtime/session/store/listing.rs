@@ -9,7 +9,8 @@ use std::time::SystemTime;
 use parking_lot::Mutex;
 
 use super::folder::io_error;
-use super::saved::{Branch, ForkOf, SavedSession};
+use super::record::Branch;
+use super::saved::{ForkOf, SavedSession};
 use super::{ModelFingerprint, SessionName, SessionStore, TRANSCRIPT, read_transcript};
 use llmctl_base::error::{Error, Result};
 

@@ -53,14 +53,14 @@ use llmctl_template::message::Message;
 
 pub use self::archive::{Archive, ArchiveManifest, ArchivedModel, Import, Imported, ImportedPages, Package};
 pub use self::blobs::{Blobs, hashes};
+pub use self::branch::not_a_branch;
 pub use self::listing::{Listed, SessionSummary};
 pub use self::name::{MAX_NAME_BYTES, SessionName, percent_decoded};
 use self::owners::Owners;
 pub use self::receipts::receipt_of;
-pub use self::record::BranchReason;
-pub use self::record::TurnReceipt;
+pub use self::record::{Branch, BranchReason, TurnReceipt};
 pub use self::removal::{Forgotten, Purged};
-pub use self::saved::{Branch, ForkOf, SavedSession, SavedTurn};
+pub use self::saved::{ForkOf, SavedSession, SavedTurn};
 pub use self::writer::SessionWriter;
 
 const TRANSCRIPT: &str = "transcript.jsonl";
@@ -314,11 +314,8 @@ impl SessionStore {
     /// [`Error::InvalidParameter`] if there are fewer turns or the name is in use; errors of [`Self::read`].
     pub fn fork(&self, from: &SessionName, to: &SessionName, turns: Option<usize>) -> Result<SessionWriter> {
         let saved = self.read(from)?;
-        let turns = branch::checked_turns(from, &saved, turns)?;
-        let fork_of = ForkOf { name: from.to_string(), turns, branch: None };
-        let mut forked = saved.forked(fork_of, now_ms());
-        forked.last_used_ms = saved.last_used_ms;
-        self.create_saved(to, forked)
+        let forked = saved.forked(from, turns)?;
+        self.create_saved(to, SavedSession { last_used_ms: saved.last_used_ms, ..forked })
     }
 
     /// Forks a session to another owner's sessions.
@@ -332,10 +329,7 @@ impl SessionStore {
         turns: Option<usize>,
         owner: Option<&str>,
     ) -> Result<SessionWriter> {
-        let saved = self.read(from)?;
-        let turns = branch::checked_turns(from, &saved, turns)?;
-        let fork_of = ForkOf { name: from.to_string(), turns, branch: None };
-        let forked = saved.forked(fork_of, now_ms());
+        let forked = self.read(from)?.forked(from, turns)?;
         store.create_saved(to, SavedSession { owner: owner.map(str::to_owned), ..forked })
     }
 
@@ -533,7 +527,8 @@ fn end_notice(name: &SessionName, end: LogEnd) -> Option<Notice> {
     }
 }
 
-fn name_taken(name: &SessionName) -> Error {
+/// The error of a name that another session has.
+pub fn name_taken(name: &SessionName) -> Error {
     let message = format!("there is a session named {:?} already", name.as_str());
     Error::InvalidParameter { name: "session", message }
 }

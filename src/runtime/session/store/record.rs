@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::blobs::{hashes, hashes_in_note};
-use super::{Branch, ModelFingerprint, StoredTurn};
+use super::{ModelFingerprint, StoredTurn};
 use crate::receipt::{AnswerRecipe, SamplingRecord};
 use crate::request::{Finish, Usage};
 use llmctl_image::ImageHash;
@@ -95,6 +95,16 @@ pub enum LogRecord {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         branch: Option<Branch>,
     },
+}
+
+/// Reference from a branch to its session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Branch {
+    /// Id of the session that the branch belongs to, even if that was renamed or removed. Never the id of a
+    /// branch.
+    pub of: String,
+    pub reason: BranchReason,
 }
 
 /// Reason for creating a branch.

@@ -6,13 +6,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::record::{BranchReason, LogRecord, StoredTurnRecord, Unreadable, Version};
+use super::record::{Branch, BranchReason, LogRecord, StoredTurnRecord, Unreadable, Version};
 use super::{Blobs, ModelFingerprint, SessionName, StoredTurn, blobs, now_ms};
 use crate::session::transcript::Transcript;
+use llmctl_base::error::{Error, Result};
 use llmctl_image::ImageHash;
 use llmctl_models::adapters::AdapterUse;
 use llmctl_models::images::ImageSpan;
@@ -44,16 +44,6 @@ pub struct ForkOf {
     pub turns: usize,
     /// Set if it is a branch of another session.
     pub branch: Option<Branch>,
-}
-
-/// Reference from a branch to its session.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Branch {
-    /// Id of the session that the branch belongs to, even if that was renamed or removed. Never the id of a
-    /// branch.
-    pub of: String,
-    pub reason: BranchReason,
 }
 
 /// A conversation from disk. Clones share the turns.
@@ -96,17 +86,35 @@ impl SavedSession {
         }
     }
 
-    /// Returns a session with the first `turns` turns, and the same models and owner.
-    pub fn forked(&self, fork_of: ForkOf, created_ms: u64) -> Self {
-        let turns: Vec<_> = self.turns.iter().take(fork_of.turns).cloned().collect();
-        Self {
+    /// Returns a session with the first `turns` turns, all with `None`, and the same models and owner. `name` is this session's.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] naming `turns` if there are fewer.
+    pub fn forked(&self, name: &SessionName, turns: Option<usize>) -> Result<Self> {
+        let turns = turns.unwrap_or(self.turns.len());
+        let Some(kept) = self.turns.get(..turns) else {
+            let message = format!("session {:?} has {} turns, not {turns}", name.as_str(), self.turns.len());
+            return Err(Error::InvalidParameter { name: "turns", message });
+        };
+        Ok(Self {
             owner: self.owner.clone(),
-            had_turns: !turns.is_empty(),
-            fork_of: Some(fork_of),
-            turns,
+            had_turns: !kept.is_empty(),
+            fork_of: Some(ForkOf { name: name.to_string(), turns, branch: None }),
+            turns: kept.to_vec(),
             blobs: self.blobs.clone(),
-            ..Self::new(&self.model, created_ms)
-        }
+            ..Self::new(&self.model, now_ms())
+        })
+    }
+
+    /// As [`Self::forked`], as a branch of this session, or of its session if it is a branch.
+    ///
+    /// # Errors
+    /// Those of [`Self::forked`].
+    pub fn branched(&self, name: &SessionName, turns: Option<usize>, reason: BranchReason) -> Result<Self> {
+        let mut forked = self.forked(name, turns)?;
+        let branch = Some(Branch { of: self.root_id().to_owned(), reason });
+        forked.fork_of.iter_mut().for_each(|fork| fork.branch = branch.clone());
+        Ok(forked)
     }
 
     /// Returns the branch record, if the session is a branch.
