@@ -342,14 +342,9 @@ impl Generation {
             self.sequence.confirm(num_foreseen);
             next_row += num_foreseen;
             let mut feed = SequenceFeed {
-                sequence: &mut self.sequence,
-                input: FeedInput::Pending,
-                images: FedImages::default(),
-                drafted: &[],
-                sampling: &self.request.sampling,
                 grammar: self.grammar.as_mut(),
                 forced: self.text.closing.front().copied(),
-                scores: None,
+                ..SequenceFeed::new(&mut self.sequence, FeedInput::Pending, &self.request.sampling)
             };
             executor.sample_drafted(&mut feed, next_row - 1)?;
         }

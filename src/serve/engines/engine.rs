@@ -17,6 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
+use serde::Serialize;
 
 use crate::error::ApiError;
 use llmctl_engine::EngineClient;
@@ -54,25 +55,17 @@ pub struct Recovery {
     pub gave_up: Box<dyn FnMut(String) + Send>,
 }
 
-/// Health of one engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Health of one engine, by its name in `/health`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Health {
+    #[serde(rename = "up")]
     Up,
     /// Lost, or reported lost; a restart is under way.
+    #[serde(rename = "restarting")]
     Down,
     /// Lost for good: restarts have failed.
+    #[serde(rename = "failed")]
     GivenUp,
-}
-
-impl Health {
-    /// Returns the name in `/health`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Health::Up => "up",
-            Health::Down => "restarting",
-            Health::GivenUp => "failed",
-        }
-    }
 }
 
 /// The engine in use, and its replacements.
