@@ -4,8 +4,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use super::blocking::blocking;
-use super::body::{Incoming, JsonBody};
+use super::body::PostedBody;
 use super::collect::Collected;
 use super::generate::{FinishedChoice, Running, Totals};
 use super::reply::{self, Head, RunningUsage};
@@ -17,12 +16,8 @@ use crate::wire::answer::message_json;
 use llmctl_engine::Token;
 use llmctl_engine::turn::Delta;
 
-pub async fn post(
-    State(app): State<App>,
-    incoming: Incoming,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let asked = blocking(&app, move |app| request::chat(app, body, incoming)).await?;
+pub async fn post(State(app): State<App>, posted: PostedBody) -> Result<Response, ApiError> {
+    let asked = posted.read(&app, request::chat).await?;
     let ChatBody { request, streaming, shows_reasoning, has_functions } = asked;
     let (num_choices, logprobs) = (request.num_choices, request.turn.logprobs.is_some());
     let head = Head::new(&app, "chatcmpl");

@@ -4,8 +4,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use super::blocking::blocking;
-use super::body::{Incoming, JsonBody};
+use super::body::PostedBody;
 use super::collect::Collected;
 use super::generate::{FinishedChoice, Running, Sent, Totals};
 use super::reply::{self, Echoed, Head, RunningUsage};
@@ -18,12 +17,8 @@ use llmctl_engine::{Logprob, Token};
 
 const OBJECT: &str = "text_completion";
 
-pub async fn post(
-    State(app): State<App>,
-    incoming: Incoming,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let asked = blocking(&app, move |app| request::completion(app, body, incoming)).await?;
+pub async fn post(State(app): State<App>, posted: PostedBody) -> Result<Response, ApiError> {
+    let asked = posted.read(&app, request::completion).await?;
     let Completion { request, streaming, echo, returns_token_ids } = asked;
     let (num_choices, logprobs) = (request.num_choices, request.turn.logprobs.is_some());
     let scores_prompt = logprobs && request.turn.prompt_logprobs.is_some();

@@ -6,8 +6,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use super::blocking::blocking;
-use super::body::{Incoming, JsonBody};
+use super::body::PostedBody;
 use super::collect::Collected;
 use super::generate::{FinishedChoice, Running};
 use super::infill::InfillFormat;
@@ -21,12 +20,8 @@ use llmctl_engine::turn::Delta;
 use llmctl_models::adapters::AdapterSpec;
 
 /// Goes on with a text, or with several.
-pub async fn completion(
-    State(app): State<App>,
-    incoming: Incoming,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let read = blocking(&app, move |app| request::native(app, body, incoming)).await?;
+pub async fn completion(State(app): State<App>, posted: PostedBody) -> Result<Response, ApiError> {
+    let read = posted.read(&app, request::native).await?;
     let request::NativeBody { request, wanted, returns_tokens, is_list } = read;
     let has_probs = request.turn.logprobs.is_some();
     let format = |_: &mut Running| NativeFormat {

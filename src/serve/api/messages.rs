@@ -9,8 +9,7 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::blocking::blocking;
-use super::body::{Incoming, JsonBody, session_of};
+use super::body::{Incoming, JsonBody, PostedBody, session_of};
 use super::collect::Collected;
 use super::generate::{FinishedChoice, GenerateRequest, Prompt, Running, Totals};
 use super::reply::Ignored;
@@ -29,13 +28,8 @@ use llmctl_engine::turn::{Delta, TurnRequest};
 use llmctl_engine::{Limits, Token, Usage};
 use llmctl_template::Conversation;
 
-pub async fn post(
-    State(app): State<App>,
-    incoming: Incoming,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let asked = blocking(&app, move |app| read(app, body, incoming)).await?;
-    let MessagesBody { request, shows_thinking } = asked;
+pub async fn post(State(app): State<App>, posted: PostedBody) -> Result<Response, ApiError> {
+    let MessagesBody { request, shows_thinking } = posted.read(&app, read).await?;
     let (id, request_id) = (format!("msg_{}", Uuid::new_v4().simple()), request.request_id.clone());
     let format = |running: &mut Running| MessageFormat {
         id,

@@ -14,8 +14,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use super::blocking::blocking;
-use super::body::{Incoming, JsonBody, session_of};
+use super::body::{Incoming, PostedBody, session_of};
 use super::collect::Collected;
 use super::generate::{FinishedChoice, GenerateRequest, Prompt, Running, Totals};
 use super::reply::{self, Head, Ignored};
@@ -41,23 +40,15 @@ pub enum OllamaBody {
     Answer(Box<GenerateRequest>),
 }
 
-pub async fn chat(
-    State(app): State<App>,
-    incoming: Incoming,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let times = RequestTimes::new(incoming.begun);
-    let asked = blocking(&app, move |app| read_chat(app, body, incoming)).await?;
+pub async fn chat(State(app): State<App>, posted: PostedBody) -> Result<Response, ApiError> {
+    let times = RequestTimes::new(posted.incoming.begun);
+    let asked = posted.read(&app, read_chat).await?;
     answer(&app, AnswerKind::Chat, times, asked).await
 }
 
-pub async fn generate(
-    State(app): State<App>,
-    incoming: Incoming,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let times = RequestTimes::new(incoming.begun);
-    let asked = blocking(&app, move |app| read_generate(app, body, incoming)).await?;
+pub async fn generate(State(app): State<App>, posted: PostedBody) -> Result<Response, ApiError> {
+    let times = RequestTimes::new(posted.incoming.begun);
+    let asked = posted.read(&app, read_generate).await?;
     answer(&app, AnswerKind::Generate, times, asked).await
 }
 

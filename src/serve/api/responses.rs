@@ -23,7 +23,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use super::blocking::blocking;
-use super::body::{Incoming, JsonBody};
+use super::body::PostedBody;
 use super::generate::Prompt;
 use super::reply::Ignored;
 use super::session_host::SessionHost;
@@ -36,23 +36,14 @@ pub use body::read;
 use body::ResponsesBody;
 use events::ResponseEvents;
 
-pub async fn post(
-    State(app): State<App>,
-    incoming: Incoming,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let asked = blocking(&app, move |app| read(app, body, incoming)).await?;
-    let ResponsesBody { request, writer } = asked;
+pub async fn post(State(app): State<App>, posted: PostedBody) -> Result<Response, ApiError> {
+    let ResponsesBody { request, writer } = posted.read(&app, read).await?;
     sse::answer(&app, request, |_| ResponseEvents::new(writer)).await
 }
 
 /// Counts the tokens of a request's prompt.
-pub async fn input_tokens(
-    State(app): State<App>,
-    incoming: Incoming,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let ResponsesBody { request, .. } = blocking(&app, move |app| read(app, body, incoming)).await?;
+pub async fn input_tokens(State(app): State<App>, posted: PostedBody) -> Result<Response, ApiError> {
+    let ResponsesBody { request, .. } = posted.read(&app, read).await?;
     let Prompt::Chat(conversation) = request.prompt else {
         return Err(ApiError::internal("a response without a conversation"));
     };
