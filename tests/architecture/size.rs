@@ -25,7 +25,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("src/runtime/kernel/", 8_896),
     ("src/base/", 1_589),
     ("src/runtime/models/", 30_950),
-    ("src/runtime/", 20_032), // the engine
+    ("src/runtime/", 20_033), // the engine
     ("src/image/", 815),
     ("src/", 10), // lib.rs and main.rs
 ];

@@ -151,7 +151,8 @@ impl SessionStore {
     /// Returns what the transcripts in a folder tell, as far as they can be read, and whether all of them can be.
     pub(super) fn told_in(&self, folder: &Path) -> (Told, bool) {
         let (mut told, mut is_whole) = (Told::default(), true);
-        for path in transcripts(folder) {
+        let is_asked = self.kv.is_some() || self.vault.is_some();
+        for path in transcripts(folder).into_iter().filter(|_| is_asked) {
             let bytes = folder::read_file(&path).ok().flatten().unwrap_or_default();
             let plain = log::plain(&bytes, self.vault.as_ref());
             is_whole &= !bytes.is_empty()
