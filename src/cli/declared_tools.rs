@@ -20,7 +20,7 @@ use crate::cli::mcp::ToolServers;
 use crate::cli::terminal::input::read_file;
 use crate::cli::terminal::signal::Graceful;
 use llmctl_engine::turn::ToolUse;
-use llmctl_serve::wire::{Fields, Problems, tools};
+use llmctl_serve::wire::{Problems, tools};
 
 /// Bytes of a command's output that the model gets.
 const MAX_OUTPUT: u64 = 64 << 10;
@@ -154,10 +154,9 @@ fn is_json(text: &str) -> bool {
 /// Reads an array of functions as requests over HTTP have it.
 fn functions(text: &str) -> Result<ToolUse, String> {
     let tools: Value = serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))?;
-    let mut problems = Problems::default();
     let object = Map::from_iter([("tools".to_owned(), tools)]);
-    let offer = tools::tools(&mut Fields::new(object, &mut problems), false);
-    problems.check(Ok(())).map(|()| offer).map_err(|error| error.message)
+    let read = Problems::default().read(object, |fields| tools::tools(fields, false));
+    read.map(|(offer, _)| offer).map_err(|error| error.message)
 }
 
 impl ChatTool {

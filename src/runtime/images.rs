@@ -4,7 +4,9 @@
 //! a conversation comes back with the same images in every turn.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::request::PromptImage;
 use llmctl_base::error::{Error, Result};
@@ -104,7 +106,7 @@ impl PromptVision {
             ImageLimits { bytes: usize::MAX, side: u32::MAX, ratio: u32::MAX, ..ImageLimits::default() };
         let file = ImageFile::read(Arc::clone(bytes), &limits);
         let file = file.map_err(|error| refused(error, "image", format!("{}: ", image.tag())))?;
-        let files = &mut self.known.lock().unwrap_or_else(PoisonError::into_inner).files;
+        let files = &mut self.known.lock().files;
         files.push_back(Arc::clone(&file));
         let size = |file: &Arc<ImageFile>| file.bytes.len() + file.picture.rgb.len();
         while files.len() > 1 && files.iter().map(size).sum::<usize>() > MAX_KEPT_BYTES {
@@ -114,7 +116,7 @@ impl PromptVision {
     }
 
     fn known_file(&self, hash: &ImageHash) -> Option<Arc<ImageFile>> {
-        let files = &mut self.known.lock().unwrap_or_else(PoisonError::into_inner).files;
+        let files = &mut self.known.lock().files;
         let at = files.iter().position(|file| file.hash == *hash)?;
         let file = files.remove(at)?;
         files.push_back(Arc::clone(&file));
@@ -123,7 +125,7 @@ impl PromptVision {
 
     /// Returns the key of a file's picture.
     pub fn key(&self, file: &ImageFile) -> ImageKey {
-        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = || self.known.lock();
         let found = known().keys.get(&file.hash).copied();
         found.unwrap_or_else(|| {
             let key = ImageKey::of(&file.picture, &self.spec);

@@ -33,7 +33,7 @@ pub struct AnswerRecipe {
     pub stop: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stop_ids: Vec<u32>,
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ignore_eos: bool,
     #[serde(default, skip_serializing_if = "LoopGuard::is_default")]
     pub loop_guard: LoopGuard,
@@ -44,10 +44,6 @@ pub struct AnswerRecipe {
     pub reasoning: Option<ReasoningLimit>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grammar: Option<GrammarSource>,
-}
-
-fn is_false(flag: &bool) -> bool {
-    !flag
 }
 
 impl AnswerRecipe {

@@ -3,6 +3,7 @@
 //! One definition of the sampling parameters ([`sampling`]) serves every frontend, so that a range is the
 //! same on the command line, in a batch row and over HTTP.
 
+mod answer_text;
 mod images;
 mod loop_guard;
 mod reasoning;
@@ -15,6 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::grammar::Grammar;
 use super::spec::EngineSpec;
+pub(super) use answer_text::AnswerText;
 use llmctl_base::{Sampling, error::Error};
 use llmctl_image::ImageFile;
 use llmctl_models::adapters::{AdapterSpec, AdapterUse};
@@ -74,6 +76,13 @@ impl Request {
         Some(ReasoningWatch::new(limit, self.limits.loop_guard.reasoning))
     }
 
+    /// Returns whether a token ends the answer. Under `ignore_eos`, a grammar allows one that ends a generation only if no other
+    /// can follow.
+    pub(super) fn ends_with(&self, id: u32, spec: &EngineSpec) -> bool {
+        let counts = !self.limits.ignore_eos || self.grammar.is_some();
+        (counts && spec.ends_generation(id)) || self.limits.stop_ids.contains(&id)
+    }
+
     /// Validates the request before any work. Returns the limit on generated tokens in force.
     ///
     /// # Errors
@@ -98,19 +107,17 @@ impl Request {
             let message = "a session computes of its prompt only what is new".to_owned();
             return Err(Error::InvalidParameter { name: "prompt_logprobs", message });
         }
-        if let Some(id) = self.limits.stop_ids.iter().find(|&&id| id as usize >= vocab_size) {
-            let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
-            return Err(Error::InvalidParameter { name: "stop_token_ids", message });
+        let lists: [(&'static str, &[u32]); 3] = [
+            ("stop_token_ids", &self.limits.stop_ids),
+            ("markup", &self.markup),
+            ("prediction", &self.prediction),
+        ];
+        for (name, ids) in lists {
+            if let Some(id) = ids.iter().find(|&&id| id as usize >= vocab_size) {
+                return Err(foreign_id(name, *id, vocab_size));
+            }
         }
         self.check_adapters(&spec.model.adapters)?;
-        if let Some(id) = self.markup.iter().find(|&&id| id as usize >= vocab_size) {
-            let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
-            return Err(Error::InvalidParameter { name: "markup", message });
-        }
-        if let Some(id) = self.prediction.iter().find(|&&id| id as usize >= vocab_size) {
-            let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
-            return Err(Error::InvalidParameter { name: "prediction", message });
-        }
         if let Some(limit) = &self.reasoning {
             let is_foreign = limit.closing.iter().any(|&id| id as usize >= vocab_size);
             if limit.max_tokens == Some(0) || limit.closing.is_empty() || is_foreign || limit.close.is_empty()
@@ -157,11 +164,13 @@ pub(super) fn validate_prompt<'a>(prompt: impl Into<Tokens<'a>>, vocab_size: usi
         |&(position, &id): &(usize, &u32)| id as usize >= vocab_size && prompt.image_at(position).is_none();
     match prompt.ids.iter().enumerate().find(is_foreign) {
         None => Ok(()),
-        Some((_, id)) => {
-            let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
-            Err(Error::InvalidParameter { name: "prompt", message })
-        }
+        Some((_, id)) => Err(foreign_id("prompt", *id, vocab_size)),
     }
+}
+
+fn foreign_id(name: &'static str, id: u32, vocab_size: usize) -> Error {
+    let message = format!("token id {id} is not in the vocabulary of {vocab_size}");
+    Error::InvalidParameter { name, message }
 }
 
 /// Most alternatives of a token's log-probability (OpenAI's limit).
@@ -351,8 +360,9 @@ pub struct Reuse {
 }
 
 /// Reason for the extent of reuse.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum ReuseReason {
     /// No tokens were known: there is no session, or it is new, or reuse is off.
     #[default]
@@ -387,21 +397,7 @@ pub enum ReuseReason {
 impl ReuseReason {
     /// Returns the name on the wire, which is the reference server's if that has the reason too.
     pub fn name(self) -> &'static str {
-        match self {
-            ReuseReason::New => "new",
-            ReuseReason::ExactPrefix => "exact_prefix",
-            ReuseReason::Equal => "equal",
-            ReuseReason::PartialPrefix => "partial_prefix",
-            ReuseReason::Mismatch => "mismatch",
-            ReuseReason::Adapters => "adapters",
-            ReuseReason::Dirty => "dirty",
-            ReuseReason::Evicted => "evicted",
-            ReuseReason::PrefixCache => "prefix_cache",
-            ReuseReason::Restored => "restored",
-            ReuseReason::PromptLogprobs => "prompt_logprobs",
-            ReuseReason::EngineLost => "engine_lost",
-            ReuseReason::RemoteEngine => "remote_engine",
-        }
+        self.into()
     }
 }
 

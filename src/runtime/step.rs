@@ -53,6 +53,14 @@ pub struct SequenceFeed<'a> {
     pub scores: Option<Scores<'a>>,
 }
 
+impl<'a> SequenceFeed<'a> {
+    /// A feed of text alone, without a draft and a constraint.
+    pub fn new(sequence: &'a mut Sequence, input: FeedInput<'a>, sampling: &'a Sampling) -> Self {
+        let (images, drafted) = (FedImages::default(), &[][..]);
+        Self { sequence, input, images, drafted, sampling, grammar: None, forced: None, scores: None }
+    }
+}
+
 /// Images of a sequence, with the embeddings of those that are fed.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FedImages<'a> {

@@ -8,10 +8,12 @@
 //! fail with `EngineGone`.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::client::{EndGuard, EngineClient, EngineTransport, Sink};
 use super::engine::{Engine, EngineLoad, RequestId, SessionDetail, SessionInfo, StopHandle};
@@ -29,24 +31,15 @@ const IDLE_TIME: Duration = Duration::from_millis(20);
 
 /// A command to the engine thread.
 enum EngineCommand {
-    Submit { request: Request, client: Client },
-    Session(SessionCommand),
-    Load { reply: Sender<Result<EngineLoad>> },
-    Notices { reply: Sender<Result<Vec<Notice>>> },
-    Flush { timeout: Duration, reply: Sender<Result<bool>> },
+    Submit {
+        request: Request,
+        client: Client,
+    },
+    /// Anything else of the engine between its steps, with its answer.
+    Ask(Box<dyn FnOnce(&mut Engine) + Send>),
     DropAtEnd(EndGuard),
     CancelAll,
     Shutdown,
-}
-
-/// Operations on named sessions between their requests.
-enum SessionCommand {
-    Reset { name: EngineSessionName, reply: Sender<Result<()>> },
-    Close { name: EngineSessionName, reply: Sender<Result<()>> },
-    Fork { from: EngineSessionName, to: EngineSessionName, reply: Sender<Result<()>> },
-    Restore { name: EngineSessionName, tokens: TokenBuf, reply: Sender<Result<()>> },
-    Inspect { name: EngineSessionName, reply: Sender<Result<SessionDetail>> },
-    List { reply: Sender<Result<Vec<SessionInfo>>> },
 }
 
 struct Client {
@@ -58,22 +51,9 @@ struct Client {
 struct EngineThread {
     spec: EngineSpec,
     commands: Sender<EngineCommand>,
-    load: LastLoad,
+    /// The load after the last step, which can be read without waiting for the next.
+    load: Arc<Mutex<EngineLoad>>,
     thread: Option<JoinHandle<()>>,
-}
-
-/// The engine's load after its last step, which can be read without waiting for the next.
-#[derive(Clone)]
-struct LastLoad(Arc<Mutex<EngineLoad>>);
-
-impl LastLoad {
-    fn get(&self) -> EngineLoad {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set(&self, load: EngineLoad) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = load;
-    }
 }
 
 impl EngineClient {
@@ -86,7 +66,7 @@ impl EngineClient {
         let (ready, built) = mpsc::channel();
         let body = move || match build() {
             Ok(engine) => {
-                let load = LastLoad(Arc::new(Mutex::new(engine.load())));
+                let load = Arc::new(Mutex::new(engine.load()));
                 let announced = ready.send(Ok((engine.spec().clone(), load.clone())));
                 drop(ready);
                 if announced.is_ok() {
@@ -112,11 +92,11 @@ impl EngineTransport for EngineThread {
     }
 
     fn load(&self) -> Result<EngineLoad> {
-        self.ask(|reply| EngineCommand::Load { reply })
+        self.ask(|engine| Ok(engine.load()))
     }
 
     fn last_load(&self) -> EngineLoad {
-        self.load.get()
+        *self.load.lock()
     }
 
     fn is_alive(&self) -> bool {
@@ -132,35 +112,40 @@ impl EngineTransport for EngineThread {
     }
 
     fn take_notices(&self) -> Result<Vec<Notice>> {
-        self.ask(|reply| EngineCommand::Notices { reply })
+        self.ask(|engine| Ok(engine.take_notices()))
     }
 
     fn flush_disk(&self, timeout: Duration) -> Result<bool> {
-        self.ask(|reply| EngineCommand::Flush { timeout, reply })
+        self.ask(move |engine| Ok(engine.flush_disk(timeout)))
     }
 
     fn reset_session(&self, name: &EngineSessionName) -> Result<()> {
-        self.of_session(|reply| SessionCommand::Reset { name: name.clone(), reply })
+        let name = name.clone();
+        self.ask(move |engine| engine.reset_session(&name))
     }
 
     fn close_session(&self, name: &EngineSessionName) -> Result<()> {
-        self.of_session(|reply| SessionCommand::Close { name: name.clone(), reply })
+        let name = name.clone();
+        self.ask(move |engine| engine.close_session(&name))
     }
 
     fn fork_session(&self, from: &EngineSessionName, to: &EngineSessionName) -> Result<()> {
-        self.of_session(|reply| SessionCommand::Fork { from: from.clone(), to: to.clone(), reply })
+        let (from, to) = (from.clone(), to.clone());
+        self.ask(move |engine| engine.fork_session(&from, &to))
     }
 
     fn restore_session(&self, name: &EngineSessionName, tokens: TokenBuf) -> Result<()> {
-        self.of_session(|reply| SessionCommand::Restore { name: name.clone(), tokens, reply })
+        let name = name.clone();
+        self.ask(move |engine| engine.restore_session(&name, tokens))
     }
 
     fn inspect_session(&self, name: &EngineSessionName) -> Result<SessionDetail> {
-        self.of_session(|reply| SessionCommand::Inspect { name: name.clone(), reply })
+        let name = name.clone();
+        self.ask(move |engine| engine.inspect_session(&name))
     }
 
     fn list_sessions(&self) -> Result<Vec<SessionInfo>> {
-        self.of_session(|reply| SessionCommand::List { reply })
+        self.ask(|engine| Ok(engine.list_sessions()))
     }
 }
 
@@ -169,14 +154,14 @@ impl EngineThread {
         self.commands.send(command).map_err(|_| Error::EngineGone)
     }
 
-    fn ask<T>(&self, command: impl FnOnce(Sender<Result<T>>) -> EngineCommand) -> Result<T> {
+    fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Engine) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let (reply, answer) = mpsc::channel();
-        self.send(command(reply))?;
+        // Sending the answer fails if the caller no longer waits for it.
+        self.send(EngineCommand::Ask(Box::new(move |engine| drop(reply.send(question(engine))))))?;
         answer.recv().map_err(|_| Error::EngineGone)?
-    }
-
-    fn of_session<T>(&self, command: impl FnOnce(Sender<Result<T>>) -> SessionCommand) -> Result<T> {
-        self.ask(|reply| EngineCommand::Session(command(reply)))
     }
 }
 
@@ -192,7 +177,7 @@ impl Drop for EngineThread {
 }
 
 /// Runs the engine: executes commands, cancels stopped requests, computes a step, delivers its events.
-fn serve(mut engine: Engine, inbox: &Receiver<EngineCommand>, load: &LastLoad) {
+fn serve(mut engine: Engine, inbox: &Receiver<EngineCommand>, load: &Mutex<EngineLoad>) {
     let mut clients: HashMap<RequestId, Client> = HashMap::new();
     let mut guards: Vec<EndGuard> = Vec::new();
     loop {
@@ -201,10 +186,7 @@ fn serve(mut engine: Engine, inbox: &Receiver<EngineCommand>, load: &LastLoad) {
                 EngineCommand::Submit { request, client } => {
                     admit(&mut engine, &mut clients, request, client)
                 }
-                EngineCommand::Session(command) => obey(&mut engine, command),
-                EngineCommand::Load { reply } => drop(reply.send(Ok(engine.load()))),
-                EngineCommand::Flush { timeout, reply } => drop(reply.send(Ok(engine.flush_disk(timeout)))),
-                EngineCommand::Notices { reply } => drop(reply.send(Ok(engine.take_notices()))),
+                EngineCommand::Ask(question) => question(&mut engine),
                 EngineCommand::DropAtEnd(guard) => guards.push(guard),
                 EngineCommand::CancelAll => clients.values().for_each(|client| client.stop.stop()),
                 EngineCommand::Shutdown => {
@@ -212,13 +194,13 @@ fn serve(mut engine: Engine, inbox: &Receiver<EngineCommand>, load: &LastLoad) {
                     return end(engine);
                 }
             }
-            load.set(engine.load());
+            *load.lock() = engine.load();
         }
         for (&id, _) in clients.iter().filter(|(_, client)| client.stop.is_stopped()) {
             engine.cancel(id);
         }
         let events = engine.step();
-        load.set(engine.load()); // before the events, so that a reader of a request's end finds it gone
+        *load.lock() = engine.load(); // before the events, so that a reader of a request's end finds it gone
         for (id, event) in events {
             deliver(&mut clients, id, event);
         }
@@ -270,20 +252,6 @@ fn admit(
         Ok(id) => drop(clients.insert(id, client)),
         Err(error) => drop((client.sink)(Event::Failed(error))),
     }
-}
-
-fn obey(engine: &mut Engine, command: SessionCommand) {
-    // Sending fails if the caller no longer waits for the answer.
-    let _ = match command {
-        SessionCommand::Reset { name, reply } => reply.send(engine.reset_session(&name)).is_ok(),
-        SessionCommand::Close { name, reply } => reply.send(engine.close_session(&name)).is_ok(),
-        SessionCommand::Fork { from, to, reply } => reply.send(engine.fork_session(&from, &to)).is_ok(),
-        SessionCommand::Restore { name, tokens, reply } => {
-            reply.send(engine.restore_session(&name, tokens)).is_ok()
-        }
-        SessionCommand::Inspect { name, reply } => reply.send(engine.inspect_session(&name)).is_ok(),
-        SessionCommand::List { reply } => reply.send(Ok(engine.list_sessions())).is_ok(),
-    };
 }
 
 fn deliver(clients: &mut HashMap<RequestId, Client>, id: RequestId, event: Event) {

@@ -45,6 +45,14 @@ impl ApiError {
         Self { status, kind, message: message.into(), param: None, code, retry_after: None, context: None }
     }
 
+    /// Returns the status that Anthropic's and Ollama's clients expect: a body of the wrong form is a 400 like any other.
+    pub fn plain_status(&self) -> StatusCode {
+        match self.status {
+            StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
+            status => status,
+        }
+    }
+
     /// Creates a 400 for an invalid value.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, Some("invalid_value"), message).param(param)

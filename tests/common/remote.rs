@@ -109,7 +109,7 @@ pub fn ready(spec: &EngineSpec) -> String {
         protocol: VERSION,
         max_sessions: 5,
         max_named_sessions: 4,
-        capabilities: OPS.map(str::to_owned).to_vec(),
+        capabilities: OPS.iter().map(|op| (*op).to_owned()).collect(),
         model: ModelId { name: "toy".to_owned(), fingerprint: "toy".to_owned() },
         spec: spec.clone(),
     }));

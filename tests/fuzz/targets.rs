@@ -550,8 +550,8 @@ pub fn http_body(data: &[u8]) -> bool {
         params::labels(&mut fields);
         fields.end();
         let _ = sampling.validate(usize::MAX);
-        assert!(limits.stop.len() <= 64 || problems.check(Ok(())).is_err());
-        if problems.check(Ok(())).is_ok() {
+        assert!(limits.stop.len() <= 64 || problems.check().is_err());
+        if problems.check().is_ok() {
             come_back(&messages);
             is_fine = true;
         }
@@ -575,8 +575,8 @@ pub fn ollama_body(data: &[u8]) -> bool {
     let _ = fields.take("keep_alive").as_ref().map(ollama::keep_alive);
     ["model", "prompt", "system"].iter().for_each(|name| drop(fields.text(name)));
     fields.end();
-    assert!(limits.stop.len() <= 64 || problems.check(Ok(())).is_err());
-    let is_fine = problems.check(Ok(())).is_ok();
+    assert!(limits.stop.len() <= 64 || problems.check().is_err());
+    let is_fine = problems.check().is_ok();
     if is_fine {
         [&messages, &before].into_iter().filter(|messages| !messages.is_empty()).for_each(|it| come_back(it));
         if let Some(context) = ollama::context_of(&messages).filter(|_| !messages.is_empty()) {
@@ -597,7 +597,7 @@ fn come_back(messages: &[Message]) {
     let mut fields = Fields::new(body, &mut problems);
     let read = message::messages(&mut fields, &|_| true);
     fields.end();
-    assert!(problems.check(Ok(())).is_ok(), "{sent:?}");
+    assert!(problems.check().is_ok(), "{sent:?}");
     let again: Vec<Value> = read.iter().map(message::message_json).collect();
     assert_eq!(again, sent, "what is shown is read as the same");
 }

@@ -114,8 +114,8 @@ pub fn parse(
     if id.as_deref() == Some("") {
         fields.out_of_range("custom_id", "is empty");
     }
-    let (row, model) = row(fields, Given { defaults, template });
-    let images = problems.check(model).and_then(|()| problems.images().decode());
+    let row = row(fields, Given { defaults, template });
+    let images = problems.check().and_then(|()| problems.images().decode());
     let ignored = problems.take_ignored();
     let row = images.map(|images| BatchRow { turn: TurnRequest { images, ..row.turn }, ignored, ..row });
     (id.filter(|id| !id.is_empty()).unwrap_or(fallback), row)
@@ -128,8 +128,8 @@ struct Given<'a> {
     template: TemplateVariables<'a>,
 }
 
-/// Returns the row, and whether it is for this model. If fields are wrong, they are noted and the row is not used.
-fn row(mut fields: Fields<'_>, given: Given<'_>) -> (BatchRow, Result<(), ApiError>) {
+/// Returns the row. If fields are wrong, they are noted and the row is not used.
+fn row(mut fields: Fields<'_>, given: Given<'_>) -> BatchRow {
     if !fields.has("body") && !fields.has("url") {
         return request(fields, None, given);
     }
@@ -157,13 +157,9 @@ fn row(mut fields: Fields<'_>, given: Given<'_>) -> (BatchRow, Result<(), ApiErr
 }
 
 /// Reads the parameters. `form` is `None` in the short form, where `prompt` or `messages` decides.
-fn request(
-    mut fields: Fields<'_>,
-    form: Option<RowFormat>,
-    given: Given<'_>,
-) -> (BatchRow, Result<(), ApiError>) {
+fn request(mut fields: Fields<'_>, form: Option<RowFormat>, given: Given<'_>) -> BatchRow {
     let defaults = given.defaults;
-    let model = check_model(&mut fields, defaults);
+    check_model(&mut fields, defaults);
     let (form, mut input, reasoning) = input(&mut fields, form, given);
     let answer_start = match &mut input {
         TurnInput::Chat(conversation) => message::continued(&mut fields, &mut conversation.messages),
@@ -200,7 +196,7 @@ fn request(
         adapters,
         ..TurnRequest::default()
     };
-    (BatchRow { form, input, turn, num_choices, shows_reasoning, has_functions, ignored: Vec::new() }, model)
+    BatchRow { form, input, turn, num_choices, shows_reasoning, has_functions, ignored: Vec::new() }
 }
 
 /// Takes the conversation or the text of a row, with its format and its reasoning.
@@ -267,21 +263,19 @@ fn tools(fields: &mut Fields<'_>, input: &mut TurnInput, defaults: &Defaults, sc
     tools
 }
 
-fn check_model(fields: &mut Fields<'_>, defaults: &Defaults) -> Result<(), ApiError> {
-    match (fields.text("model"), &defaults.models) {
-        (Some(model), Some(known)) if !known.contains(&model) => {
-            let adapter = model.rsplit_once(':').filter(|(base, _)| known.iter().any(|known| known == base));
-            if adapter.is_some_and(|(_, name)| lora::name(&defaults.adapters, name, fields)) {
-                return Ok(());
-            }
-            let message = format!(
-                "the row is for model {model:?}, but {:?} is loaded (--any-model answers it all the same)",
-                known.first().map_or("", String::as_str)
-            );
-            Err(ApiError::new(StatusCode::NOT_FOUND, Some("model_not_found"), message).param("model"))
-        }
-        _ => Ok(()),
+fn check_model(fields: &mut Fields<'_>, defaults: &Defaults) {
+    let (Some(model), Some(known)) = (fields.text("model"), &defaults.models) else { return };
+    let adapter = model.rsplit_once(':').filter(|(base, _)| known.iter().any(|known| known == base));
+    if known.contains(&model) || adapter.is_some_and(|(_, name)| lora::name(&defaults.adapters, name, fields))
+    {
+        return;
     }
+    let message = format!(
+        "the row is for model {model:?}, but {:?} is loaded (--any-model answers it all the same)",
+        known.first().map_or("", String::as_str)
+    );
+    let refusal = ApiError::new(StatusCode::NOT_FOUND, Some("model_not_found"), message);
+    fields.problems().no_model(refusal.param("model"));
 }
 
 fn prompt(fields: &mut Fields<'_>) -> String {

@@ -8,17 +8,15 @@
 //! log-probabilities are wanted they are sampled one by one, with the same result. Between steps a generation
 //! is as if nothing had ever been drafted.
 
-use std::borrow::Cow;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::speculate::{DraftOffer, DraftText, Drafting, Drafts, Followed, KnownText};
 use crate::grammar::GrammarState;
-use crate::repetition::{Repetition, repeats};
+use crate::repetition::repeats;
 use crate::request::{
-    EngineSessionName, Event, Finish, ImageUsage, Logprob, ModelDrafter, Outcome, PromptImage,
-    ReasoningWatch, Request, RequestClock, Started, Token, Usage,
+    AnswerText, EngineSessionName, Event, Finish, ImageUsage, Logprob, ModelDrafter, Outcome, PromptImage,
+    Request, RequestClock, Started, Token, Usage,
 };
 use crate::sample::draw_seed;
 use crate::sequence::{Resumed, Sequence, TurnStart};
@@ -27,7 +25,7 @@ use crate::step::{Executor, FedImages, FedRows, FeedInput, Scores, SequenceFeed}
 use llmctl_base::error::{Error, Result};
 use llmctl_models::images::{ImageKey, ImageRows, ImageSpan};
 use llmctl_models::kv::{PageName, PagePool, Tokens};
-use llmctl_models::text::{StopMatcher, Utf8Stream, Vocabulary};
+use llmctl_models::text::Vocabulary;
 
 /// Prompt tokens per step when their log-probabilities are wanted: each takes a row of logits as long as the
 /// vocabulary.
@@ -59,12 +57,6 @@ pub struct Generation {
     last_scheduled: u64,
     /// State of the request's grammar; set when the request starts.
     grammar: Option<GrammarState>,
-    /// Set if the request limits the reasoning.
-    reasoning: Option<ReasoningWatch>,
-    /// Follows the answer behind the reasoning, if it must not repeat itself.
-    repetition: Option<Repetition>,
-    /// Tokens that end the reasoning and come next, in the model's place.
-    closing: VecDeque<u32>,
     /// The token sampled last and the tokens forced after it. All are delivered; the last ones are still to
     /// be computed.
     forced: Vec<u32>,
@@ -72,8 +64,7 @@ pub struct Generation {
     images: GivenImages,
     /// Log-probabilities of prompt tokens, not delivered yet.
     scores: Vec<Logprob>,
-    utf8: Utf8Stream,
-    stop: StopMatcher,
+    text: AnswerText,
     delivered: DeliveredText,
     clock: RequestClock,
 }
@@ -102,8 +93,6 @@ pub struct NextRows {
 /// Maps delivered text back to generated tokens, in bytes of text.
 #[derive(Debug, Default)]
 struct DeliveredText {
-    /// Length of the text of all tokens so far.
-    num_bytes: usize,
     num_delivered: usize,
     /// End of each token's text; one more if its last character is unfinished.
     ends: Vec<usize>,
@@ -124,15 +113,11 @@ impl Generation {
             num_generated: 0,
             last_scheduled: 0,
             grammar: None,
-            reasoning: request.reasoning_watch(),
-            repetition: request.limits.loop_guard.answer.map(Repetition::new),
-            closing: VecDeque::new(),
             forced: Vec::new(),
             drafts: Drafts::default(),
             images: GivenImages { spans: request.spans(), ..GivenImages::default() },
             scores: Vec::new(),
-            utf8: Utf8Stream::new(),
-            stop: StopMatcher::new(request.limits.stop.iter().cloned()),
+            text: AnswerText::new(&request, request.reasoning_watch()),
             delivered: DeliveredText::default(),
             clock: RequestClock::begin(now),
             request,
@@ -292,7 +277,7 @@ impl Generation {
             drafted: self.drafts.tokens(),
             sampling: &self.request.sampling,
             grammar,
-            forced: self.closing.front().copied(),
+            forced: self.text.closing.front().copied(),
             scores,
         }
     }
@@ -357,14 +342,9 @@ impl Generation {
             self.sequence.confirm(num_foreseen);
             next_row += num_foreseen;
             let mut feed = SequenceFeed {
-                sequence: &mut self.sequence,
-                input: FeedInput::Pending,
-                images: FedImages::default(),
-                drafted: &[],
-                sampling: &self.request.sampling,
                 grammar: self.grammar.as_mut(),
-                forced: self.closing.front().copied(),
-                scores: None,
+                forced: self.text.closing.front().copied(),
+                ..SequenceFeed::new(&mut self.sequence, FeedInput::Pending, &self.request.sampling)
             };
             executor.sample_drafted(&mut feed, next_row - 1)?;
         }
@@ -388,13 +368,13 @@ impl Generation {
     ) -> Result<Option<Finish>> {
         self.forced.clear();
         self.forced.push(token.id);
-        if self.closing.pop_front().is_some_and(|closing| closing != token.id) {
-            self.closing.clear(); // the grammar continues in another way
+        if self.text.closing.pop_front().is_some_and(|closing| closing != token.id) {
+            self.text.closing.clear(); // the grammar continues in another way
         }
         let mut ended = self.accept(token, spec, vocabulary, events)?;
         while ended.is_none()
             && self.request.logprobs.is_none()
-            && self.closing.is_empty()
+            && self.text.closing.is_empty()
             && let Some(id) = self.grammar.as_ref().and_then(GrammarState::forced)
         {
             self.forced.push(id);
@@ -418,11 +398,7 @@ impl Generation {
     ) -> Result<Option<Finish>> {
         let now = Instant::now();
         self.clock.first_token.get_or_insert(now);
-        // Under `ignore_eos`, a grammar allows such a token only if no other can follow.
-        if spec.ends_generation(token.id) && (!self.request.limits.ignore_eos || self.grammar.is_some()) {
-            return Ok(Some(Finish::Eos(token.id)));
-        }
-        if self.request.limits.stop_ids.contains(&token.id) {
+        if self.request.ends_with(token.id, spec) {
             return Ok(Some(Finish::Eos(token.id)));
         }
         if self.request.prompt.len() + self.num_generated >= spec.context_length() {
@@ -431,12 +407,12 @@ impl Generation {
         let id = token.id;
         self.clock.last_token = Some(now);
         self.num_generated += 1;
-        let text = self.text_of(token.id, vocabulary);
+        let text = self.text.push(id, &self.request, vocabulary);
         self.delivered.num_delivered += text.len();
-        self.delivered.ends.push(self.delivered.num_bytes + usize::from(self.utf8.is_pending()));
+        self.delivered.ends.push(self.text.end());
         self.emit(events, Event::Text { text, tokens: vec![token] });
-        if let Some(stop) = self.stop.hit() {
-            return Ok(Some(Finish::StopString(stop.to_owned())));
+        if let Some(stopped) = self.text.stopped() {
+            return Ok(Some(stopped));
         }
         if let Some(grammar) = &mut self.grammar {
             grammar.accept(id)?;
@@ -450,13 +426,7 @@ impl Generation {
         if most == Some(self.num_generated) || self.is_stuck(id) {
             return Ok(Some(Finish::MaxTokens));
         }
-        Ok(self.has_looped(id).then_some(Finish::Repetition))
-    }
-
-    /// Follows the answer behind the reasoning. Returns whether it has repeated itself.
-    fn has_looped(&mut self, id: u32) -> bool {
-        let is_answer = self.reasoning.as_ref().is_none_or(|watch| !watch.is_inside());
-        self.repetition.as_mut().filter(|_| is_answer).is_some_and(|repetition| repetition.push(id))
+        Ok(self.text.has_looped(id).then_some(Finish::Repetition))
     }
 
     /// Appends the token, and returns whether the answer has started to repeat itself.
@@ -468,25 +438,10 @@ impl Generation {
         repeats(&self.answer)
     }
 
-    fn text_of(&mut self, id: u32, vocabulary: &dyn Vocabulary) -> String {
-        let is_hidden =
-            vocabulary.is_special(id) && !self.request.render_special && !self.request.markup.contains(&id);
-        let bytes = if is_hidden { Cow::default() } else { vocabulary.token_bytes(id).unwrap_or_default() };
-        let complete = self.utf8.push(&bytes);
-        if let Some(closing) = self.reasoning.as_mut().and_then(|watch| watch.push(id, &complete)) {
-            self.closing = closing.iter().copied().collect();
-        }
-        self.delivered.num_bytes += complete.len();
-        self.stop.push(&complete)
-    }
-
     /// Ends with `finish`, or with a stop string that completes in the text held back.
     pub fn finish(&mut self, finish: Finish, events: &mut EngineEvents) {
         self.flush(events);
-        let finish = match self.stop.hit() {
-            Some(stop) if finish != Finish::Cancelled => Finish::StopString(stop.to_owned()),
-            _ => finish,
-        };
+        let stopped = self.text.stopped().filter(|_| finish != Finish::Cancelled);
         let usage = Usage {
             prompt_tokens: self.request.prompt.len() - self.prompt_left(),
             cached_tokens: self.num_cached,
@@ -494,12 +449,12 @@ impl Generation {
             drafted_tokens: self.drafts.totals().0,
             accepted_tokens: self.drafts.totals().1,
             draft_model: self.drafts.by_model(),
-            looped_reasoning: self.reasoning.as_ref().is_some_and(ReasoningWatch::has_looped),
+            looped_reasoning: self.text.looped_reasoning(),
             images: self.images.usage,
             remote: None,
         };
         let outcome = Outcome {
-            finish,
+            finish: stopped.unwrap_or(finish),
             usage,
             timings: self.clock.timings(),
             seed: self.seed,
@@ -515,9 +470,7 @@ impl Generation {
     }
 
     fn flush(&mut self, events: &mut EngineEvents) {
-        let unfinished = self.utf8.finish();
-        let mut text = self.stop.push(&unfinished);
-        text.push_str(&self.stop.finish());
+        let text = self.text.flush();
         if !text.is_empty() {
             self.delivered.num_delivered += text.len();
             self.emit(events, Event::Text { text, tokens: Vec::new() });
@@ -528,7 +481,7 @@ impl Generation {
     /// delivered text.
     pub fn into_sequence(mut self, can_rewind: bool) -> Sequence {
         self.sequence.clear_pending();
-        if self.stop.hit().is_some() && can_rewind {
+        if self.text.stopped().is_some() && can_rewind {
             let num_said = self.delivered.ends.partition_point(|&end| end <= self.delivered.num_delivered);
             let end = self.request.prompt.len() + num_said;
             // If the model cannot resume there, the session keeps the longer sequence, and the next prompt
@@ -624,9 +577,9 @@ impl Generation {
 impl Drafting for Generation {
     fn propose(&mut self, mode: Speculation, most: usize) -> Option<DraftOffer> {
         let most = self.most_drafted(most);
-        let Self { request, sequence, grammar, closing, forced, drafts, images, .. } = self;
+        let Self { request, sequence, grammar, text, forced, drafts, images, .. } = self;
         let forced_next = grammar.iter().flat_map(GrammarState::forced_tokens);
-        let foreseen = closing.iter().copied().chain(forced_next.filter(|_| closing.is_empty()));
+        let foreseen = text.closing.iter().copied().chain(forced_next.filter(|_| text.closing.is_empty()));
         let KnownText { resident, following } = known_text(request, self.num_generated, sequence, forced);
         let text = DraftText {
             prediction: &request.prediction,

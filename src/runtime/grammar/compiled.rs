@@ -1,9 +1,10 @@
 //! A compiled grammar. Invariant: it never changes, so answers under it do not affect each other.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use llguidance::TokenParser;
+use parking_lot::Mutex;
 
 use super::GrammarSource;
 
@@ -44,7 +45,7 @@ impl Grammar {
     /// Returns a parser with its own lexer: lexer tables grow with the text, and their limits must not depend
     /// on other answers.
     pub(super) fn start(&self) -> TokenParser {
-        self.inner.start.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()
+        self.inner.start.lock().deep_clone()
     }
 }
 

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use llguidance::ParserFactory;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::InferenceCapabilities;
-
+use parking_lot::{Condvar, Mutex};
 use serde_json::Value;
 
 use super::compiled::Grammar;
@@ -99,10 +99,10 @@ impl GrammarCompiler {
     /// [`Error::Grammar`]: an unsupported keyword, an invalid source, or one beyond the limits.
     pub fn compile(&self, source: &GrammarSource) -> Result<Grammar> {
         let key = key(source)?;
-        let slot = lock(&self.shared.cache).slot(&key);
+        let slot = self.shared.cache.lock().slot(&key);
         let result = slot.get_or_init(|| self.compile_anew(source)).clone();
         if matches!(result, Err(GrammarError::TooComplex(_) | GrammarError::Failed(_))) {
-            lock(&self.shared.cache).forget(&key, &slot); // the machine may have been busy, so allow another attempt
+            self.shared.cache.lock().forget(&key, &slot); // the machine may have been busy, so allow another attempt
         }
         result.map_err(Error::Grammar)
     }
@@ -206,14 +206,13 @@ struct Permit(Arc<CompilerState>);
 
 impl Permit {
     fn wait(shared: &Arc<CompilerState>, deadline: Instant) -> Result<Self, GrammarError> {
-        let mut count = lock(&shared.num_compiling);
+        let mut count = shared.num_compiling.lock();
         while *count >= MAX_COMPILING {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(out_of_time());
             }
-            let waited = shared.compiled.wait_timeout(count, left);
-            count = waited.unwrap_or_else(PoisonError::into_inner).0;
+            shared.compiled.wait_for(&mut count, left);
         }
         *count += 1;
         Ok(Self(Arc::clone(shared)))
@@ -222,7 +221,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        *lock(&self.0.num_compiling) -= 1;
+        *self.0.num_compiling.lock() -= 1;
         self.0.compiled.notify_one();
     }
 }
@@ -234,11 +233,6 @@ fn check_beginning(grammar: &Grammar) -> Result<(), GrammarError> {
         Ok(_) => Ok(()),
         Err(error) => Err(error),
     }
-}
-
-/// Locks `mutex`. A poisoned lock is usable, because every statement leaves the data consistent.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn out_of_time() -> GrammarError {
@@ -375,7 +369,7 @@ mod tests {
         }
         assert!(!first.is_same(&compile(&compiler, "a")));
         assert!(!second.is_same(&compile(&compiler, "b0")));
-        assert_eq!(lock(&compiler.shared.cache).slots.len(), MAX_CACHED);
+        assert_eq!(compiler.shared.cache.lock().slots.len(), MAX_CACHED);
     }
 
     #[test]
@@ -401,7 +395,7 @@ mod tests {
             asking.into_iter().map(|asking| asking.join().expect("no panic")).collect()
         });
         assert!(grammars.iter().all(|grammar| grammar.is_same(&grammars[0])));
-        assert_eq!(*lock(&compiler.shared.num_compiling), 0);
+        assert_eq!(*compiler.shared.num_compiling.lock(), 0);
     }
 
     #[test]
@@ -409,10 +403,10 @@ mod tests {
         let compiler = compiler();
         let refused = GrammarSource::JsonSchema(json!({"not": true}));
         assert!(matches!(compiler.compile(&refused), Err(Error::Grammar(GrammarError::Unsupported { .. }))));
-        assert_eq!(lock(&compiler.shared.cache).slots.len(), 1);
+        assert_eq!(compiler.shared.cache.lock().slots.len(), 1);
         let complex = GrammarSource::Regex("(".repeat(MAX_NESTING + 1));
         assert!(matches!(compiler.compile(&complex), Err(Error::Grammar(GrammarError::TooComplex(_)))));
-        assert_eq!(lock(&compiler.shared.cache).slots.len(), 1);
+        assert_eq!(compiler.shared.cache.lock().slots.len(), 1);
     }
 
     /// On the real stack: just below the limits nothing overflows, whatever the library returns; above them,

@@ -4,7 +4,6 @@
 //! unless the answer is dropped; every generated token is in one `Text` event. An answer that has delivered
 //! no token may begin anew elsewhere.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,14 +11,13 @@ use super::refusal::beside_limited_reasoning;
 use super::wire::EngineFinish;
 use crate::client::Sink;
 use crate::grammar::{GrammarSource, GrammarState};
-use crate::repetition::Repetition;
 use crate::request::{
-    Difference, Event, Finish, Outcome, ReasoningWatch, RemoteUsage, Request, RequestClock, Reuse,
-    ReuseReason, Started, Token, Usage,
+    AnswerText, Difference, Event, Finish, Outcome, RemoteUsage, Request, RequestClock, Reuse, ReuseReason,
+    Started, Token, Usage,
 };
 use crate::spec::EngineSpec;
 use llmctl_base::error::Error;
-use llmctl_models::text::{StopMatcher, Utf8Stream, Vocabulary};
+use llmctl_models::text::Vocabulary;
 
 /// Called before the last event, with the tokens of prompt and answer; `None` after a failure.
 pub type OnEnd = Box<dyn FnOnce(Option<Vec<u32>>) + Send>;
@@ -50,13 +48,7 @@ pub struct RemoteAnswer {
     /// The reader wants no more.
     is_left: bool,
     generated: Vec<u32>,
-    utf8: Utf8Stream,
-    stop: StopMatcher,
-    reasoning: Option<ReasoningWatch>,
-    /// Follows the answer behind the reasoning, if it must not repeat itself.
-    repetition: Option<Repetition>,
-    /// Tokens that end the reasoning, in the model's place.
-    closing: VecDeque<u32>,
+    text: AnswerText,
     /// Follows a constraint whose meaning may differ at the engine.
     grammar: Option<GrammarState>,
     cached_tokens: Option<usize>,
@@ -69,6 +61,7 @@ impl RemoteAnswer {
         let is_followed =
             |source: &GrammarSource| matches!(source, GrammarSource::Regex(_) | GrammarSource::Lark(_));
         let grammar = request.grammar.as_ref().filter(|grammar| is_followed(grammar.source()));
+        let reasoning = request.reasoning_watch().filter(|_| beside_limited_reasoning(&request).is_none());
         let clock = RequestClock::begin(Instant::now());
         Self {
             setting,
@@ -79,11 +72,7 @@ impl RemoteAnswer {
             is_started: false,
             is_left: false,
             generated: Vec::new(),
-            utf8: Utf8Stream::new(),
-            stop: StopMatcher::new(request.limits.stop.iter().cloned()),
-            reasoning: request.reasoning_watch().filter(|_| beside_limited_reasoning(&request).is_none()),
-            repetition: request.limits.loop_guard.answer.map(Repetition::new),
-            closing: VecDeque::new(),
+            text: AnswerText::new(&request, reasoning),
             grammar: grammar.map(|grammar| GrammarState::new(grammar, request.limits.ignore_eos)),
             cached_tokens: None,
             clock,
@@ -166,7 +155,7 @@ impl RemoteAnswer {
 
     /// Returns whether the reasoning must be ended in the model's place.
     pub fn is_closing(&self) -> bool {
-        !self.closing.is_empty()
+        !self.text.closing.is_empty()
     }
 
     /// Delivers the tokens that end the reasoning. Returns why the answer ends with them; `None` if the engine must be asked
@@ -175,7 +164,7 @@ impl RemoteAnswer {
     /// # Errors
     /// Those of [`Self::push`].
     pub fn close_reasoning(&mut self) -> Result<Option<Finish>, Error> {
-        for id in std::mem::take(&mut self.closing) {
+        for id in std::mem::take(&mut self.text.closing) {
             let finish = self.push(Token { id, logprob: None })?;
             if finish.is_some() {
                 return Ok(finish);
@@ -200,16 +189,16 @@ impl RemoteAnswer {
             let total = self.request.prompt.len();
             self.emit(Event::Prefill { done: total, total });
         }
-        if self.ends(token.id) {
+        if self.request.ends_with(token.id, &self.setting.spec) {
             return Ok(Some(Finish::Eos(token.id)));
         }
         let id = token.id;
         self.clock.last_token = Some(now);
         self.generated.push(id);
-        let text = self.text_of(id);
+        let text = self.text.push(id, &self.request, &*self.setting.vocabulary);
         self.emit(Event::Text { text, tokens: vec![token] });
-        if let Some(stop) = self.stop.hit() {
-            return Ok(Some(Finish::StopString(stop.to_owned())));
+        if let Some(stopped) = self.text.stopped() {
+            return Ok(Some(stopped));
         }
         if let Some(grammar) = &mut self.grammar {
             grammar.accept(id).map_err(|error| {
@@ -224,16 +213,7 @@ impl RemoteAnswer {
         if self.tokens_left() == 0 {
             return Ok(Some(self.limit()));
         }
-        let is_answer = self.reasoning.as_ref().is_none_or(|watch| !watch.is_inside());
-        let repetition = self.repetition.as_mut().filter(|_| is_answer);
-        Ok(repetition.is_some_and(|repetition| repetition.push(id)).then_some(Finish::Repetition))
-    }
-
-    fn ends(&self, id: u32) -> bool {
-        let limits = &self.request.limits;
-        let is_end = self.setting.spec.ends_generation(id);
-        let counts = !limits.ignore_eos || self.request.grammar.is_some();
-        (is_end && counts) || limits.stop_ids.contains(&id)
+        Ok(self.text.has_looped(id).then_some(Finish::Repetition))
     }
 
     /// Returns the name of the limit on generated tokens: the request's, or what the context leaves.
@@ -242,18 +222,6 @@ impl RemoteAnswer {
             true => Finish::MaxTokens,
             false => Finish::ContextFull,
         }
-    }
-
-    fn text_of(&mut self, id: u32) -> String {
-        let vocabulary = &self.setting.vocabulary;
-        let is_hidden =
-            vocabulary.is_special(id) && !self.request.render_special && !self.request.markup.contains(&id);
-        let bytes = if is_hidden { None } else { vocabulary.token_bytes(id) };
-        let complete = self.utf8.push(&bytes.unwrap_or_default());
-        if let Some(closing) = self.reasoning.as_mut().and_then(|watch| watch.push(id, &complete)) {
-            self.closing = closing.iter().copied().collect();
-        }
-        self.stop.push(&complete)
     }
 
     /// Ends the answer as the engine has ended it.
@@ -275,21 +243,18 @@ impl RemoteAnswer {
     /// Ends the answer, or with a stop string that completes in the text held back.
     pub fn finish(&mut self, finish: Finish) {
         self.flush();
-        let finish = match self.stop.hit() {
-            Some(stop) if finish != Finish::Cancelled => Finish::StopString(stop.to_owned()),
-            _ => finish,
-        };
+        let stopped = self.text.stopped().filter(|_| finish != Finish::Cancelled);
         let prompt_tokens = self.clock.first_token.map_or(0, |_| self.request.prompt.len());
         let usage = Usage {
             prompt_tokens,
             cached_tokens: self.cached_tokens.unwrap_or_default().min(prompt_tokens),
             completion_tokens: self.generated.len(),
-            looped_reasoning: self.reasoning.as_ref().is_some_and(ReasoningWatch::has_looped),
+            looped_reasoning: self.text.looped_reasoning(),
             remote: Some(RemoteUsage { reports_cached: self.cached_tokens.is_some() }),
             ..Usage::default()
         };
         let outcome = Outcome {
-            finish,
+            finish: stopped.unwrap_or(finish),
             usage,
             timings: self.clock.timings(),
             seed: self.setting.seed,
@@ -305,9 +270,7 @@ impl RemoteAnswer {
     }
 
     fn flush(&mut self) {
-        let unfinished = self.utf8.finish();
-        let mut text = self.stop.push(&unfinished);
-        text.push_str(&self.stop.finish());
+        let text = self.text.flush();
         if !text.is_empty() {
             self.emit(Event::Text { text, tokens: Vec::new() });
         }

@@ -2,10 +2,11 @@
 //!
 //! Invariant: a request is never restarted once its client has received output.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, OnceCell};
 use tokio::time::{sleep, timeout};
@@ -103,10 +104,6 @@ impl Drop for RunningAt {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner) // each change is one assignment
-}
-
 impl Host {
     pub fn new(http: EngineHttp) -> Self {
         let (facts, takes_lark, trouble) = Default::default();
@@ -118,7 +115,7 @@ impl Host {
     }
 
     pub fn known_facts(&self) -> Option<Arc<EngineHostFacts>> {
-        lock(&self.facts).clone()
+        self.facts.lock().clone()
     }
 
     pub fn num_running(&self) -> usize {
@@ -127,11 +124,11 @@ impl Host {
 
     /// Returns whether it was lost a moment ago.
     pub fn is_in_trouble(&self) -> bool {
-        lock(&self.trouble).as_ref().is_some_and(|(since, _)| since.elapsed() < TROUBLE_TIME)
+        self.trouble.lock().as_ref().is_some_and(|(since, _)| since.elapsed() < TROUBLE_TIME)
     }
 
     pub fn set_trouble(&self, why: Option<String>) {
-        *lock(&self.trouble) = why.map(|why| (Instant::now(), why));
+        *self.trouble.lock() = why.map(|why| (Instant::now(), why));
     }
 
     /// Returns the engine's report about itself, asked for once.
@@ -143,7 +140,7 @@ impl Host {
             return Ok(facts);
         }
         let facts = Arc::new(describe(&self.http, expected).await?);
-        *lock(&self.facts) = Some(Arc::clone(&facts));
+        *self.facts.lock() = Some(Arc::clone(&facts));
         Ok(facts)
     }
 

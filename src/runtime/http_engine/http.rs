@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hyper::body::{Body as _, Incoming};
@@ -16,6 +16,7 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
 use serde_json::Value;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -242,9 +243,7 @@ impl EngineHttp {
 
     /// Returns a connection that the server has left open, else a new one.
     async fn connection(&self) -> Result<EngineConnection, HttpFailure> {
-        while let Some(mut kept) =
-            self.idle.as_ref().and_then(|idle| idle.lock().unwrap_or_else(PoisonError::into_inner).pop())
-        {
+        while let Some(mut kept) = self.idle.as_ref().and_then(|idle| idle.lock().pop()) {
             if kept.sender.ready().await.is_ok() {
                 return Ok(kept);
             }
@@ -365,7 +364,7 @@ impl AnswerBody {
             match frame.transpose().map_err(HttpFailure::broken)? {
                 None => {
                     if let (Some(idle), Some(connection)) = (&self.idle, self.connection.take()) {
-                        idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+                        idle.lock().push(connection);
                     }
                     return Ok(None);
                 }

@@ -25,12 +25,13 @@ mod tls;
 mod wire;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::runtime::{Builder, Handle};
@@ -128,14 +129,9 @@ struct SharedState {
 }
 
 impl Shared {
-    /// Locks the state. A poisoned lock is usable, because every statement leaves it consistent.
-    fn lock(&self) -> MutexGuard<'_, SharedState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ends the transport.
     fn end(&self, why: String) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.lost.get_or_insert(why);
         let guards = std::mem::take(&mut state.guards);
         drop(state);
@@ -176,7 +172,7 @@ impl Shared {
         for host in self.order(session.as_ref()) {
             if let Some(reason) = reasons.last() {
                 let notice = format!("{reason}; the request goes to {}", host.name());
-                self.lock().notices.push(Notice::Remote(notice));
+                self.state.lock().notices.push(Notice::Remote(notice));
             }
             answer.hold_engine(Some(Box::new(RunningAt::new(host))));
             let end = match host.facts(&self.expected).await {
@@ -229,14 +225,14 @@ impl Shared {
 
     /// Keeps a request's stop until it ends, and returns what to do then, with its session's tokens.
     fn open(self: &Arc<Self>, session: Option<EngineSessionName>, stop: StopHandle) -> OnEnd {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.num_requests += 1;
         let id = state.num_requests;
         state.open.insert(id, stop);
         let shared = Arc::downgrade(self);
         Box::new(move |tokens| {
             let Some(shared) = shared.upgrade() else { return };
-            let mut state = shared.lock();
+            let mut state = shared.state.lock();
             state.open.remove(&id);
             if let Some(name) = session {
                 state.sessions.leave(&name, tokens);
@@ -250,7 +246,7 @@ impl Shared {
         EngineLoad {
             num_running,
             num_waiting,
-            num_sessions: self.lock().sessions.len(),
+            num_sessions: self.state.lock().sessions.len(),
             ..EngineLoad::default()
         }
     }
@@ -365,12 +361,12 @@ impl HttpEngine {
     }
 
     fn is_lost(&self) -> bool {
-        self.shared.lock().lost.is_some()
+        self.shared.state.lock().lost.is_some()
     }
 
     /// Runs `work` on the sessions of a transport that has not ended.
     fn of_sessions<T>(&self, work: impl FnOnce(&mut RemoteSessions) -> Result<T>) -> Result<T> {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         match state.lost {
             Some(_) => Err(Error::EngineGone),
             None => work(&mut state.sessions),
@@ -473,11 +469,11 @@ impl EngineTransport for HttpEngine {
     }
 
     fn exit_reason(&self) -> Option<String> {
-        self.shared.lock().lost.clone()
+        self.shared.state.lock().lost.clone()
     }
 
     fn drop_at_end(&self, guard: EndGuard) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         match state.lost {
             None => state.guards.push(guard),
             Some(_) => drop(guard),
@@ -485,7 +481,7 @@ impl EngineTransport for HttpEngine {
     }
 
     fn cancel_all(&self) -> Result<()> {
-        let stops: Vec<StopHandle> = self.shared.lock().open.values().cloned().collect();
+        let stops: Vec<StopHandle> = self.shared.state.lock().open.values().cloned().collect();
         stops.iter().for_each(StopHandle::stop);
         Ok(())
     }
@@ -497,7 +493,7 @@ impl EngineTransport for HttpEngine {
         }
         match self.is_lost() {
             true => Err(Error::EngineGone),
-            false => Ok(std::mem::take(&mut self.shared.lock().notices)),
+            false => Ok(std::mem::take(&mut self.shared.state.lock().notices)),
         }
     }
 

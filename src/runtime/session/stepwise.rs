@@ -10,7 +10,7 @@ use crate::request::validate_prompt;
 use crate::sample::draw_seed;
 use crate::sequence::TurnStart;
 use crate::spec::EngineSpec;
-use crate::step::{Executor, FedImages, FeedInput, SequenceFeed};
+use crate::step::{Executor, FeedInput, SequenceFeed};
 use llmctl_base::Sampling;
 use llmctl_base::error::{Error, Result};
 use llmctl_models::text::Vocabulary;
@@ -121,16 +121,7 @@ impl Session {
     }
 
     fn step(&mut self, executor: &mut Executor, input: FeedInput<'_>, sampling: &Sampling) -> Result<()> {
-        let mut feeds = [SequenceFeed {
-            sequence: &mut self.sequence,
-            input,
-            images: FedImages::default(),
-            drafted: &[],
-            sampling,
-            grammar: None,
-            forced: None,
-            scores: None,
-        }];
+        let mut feeds = [SequenceFeed::new(&mut self.sequence, input, sampling)];
         executor.step(&mut feeds).pop().expect("one result per feed").map(drop)
     }
 

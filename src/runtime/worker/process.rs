@@ -11,10 +11,12 @@ use std::fmt::Write;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 use super::remote::{ProcessHandle, RemoteEngine, StartError, Timeouts};
 #[cfg(unix)]
@@ -126,13 +128,8 @@ impl Process {
         Self { memory, state: Mutex::new(state), ended: Condvar::new(), last_sample: Mutex::new(last_sample) }
     }
 
-    /// Locks the state. A poisoned lock is usable, because every statement leaves the state consistent.
-    fn lock(&self) -> MutexGuard<'_, ProcessState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn note(&self, line: &str) {
-        let lines = &mut self.lock().last_lines;
+        let lines = &mut self.state.lock().last_lines;
         if lines.len() == KEPT_LINES {
             lines.pop_front();
         }
@@ -142,7 +139,7 @@ impl Process {
     /// Waits for the process and stores its exit status.
     fn reap(&self) {
         loop {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             match state.child.try_wait() {
                 Ok(None) => {}
                 Ok(Some(status)) => {
@@ -208,7 +205,7 @@ fn listen(errors: ChildStderr, on_line: &mut dyn FnMut(&str)) {
 
 impl ProcessHandle for Process {
     fn kill(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.status.is_some() {
             return;
         }
@@ -219,8 +216,8 @@ impl ProcessHandle for Process {
     }
 
     fn wait(&self) -> String {
-        let is_running = |state: &mut ProcessState| state.status.is_none();
-        let state = self.ended.wait_while(self.lock(), is_running).unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
+        self.ended.wait_while(&mut state, |state| state.status.is_none());
         let mut how = state.status.map_or_else(String::new, |status| status.to_string());
         if let Some(memory) = self.memory.filter(|_| has_run_out(&state)) {
             write!(how, "; {OUT_OF_MEMORY} {memory} bytes").expect("a string takes everything");
@@ -235,8 +232,8 @@ impl ProcessHandle for Process {
     }
 
     fn has_computed(&self) -> Option<bool> {
-        let num_ticks = num_ticks(self.lock().child.id())?;
-        let mut last_sample = self.last_sample.lock().unwrap_or_else(PoisonError::into_inner);
+        let num_ticks = num_ticks(self.state.lock().child.id())?;
+        let mut last_sample = self.last_sample.lock();
         let now = Instant::now();
         let before = std::mem::replace(&mut *last_sample, CpuSample { num_ticks: Some(num_ticks), at: now });
         let ticks = num_ticks.saturating_sub(before.num_ticks?);
@@ -287,13 +284,14 @@ fn ticks_of(stat: &str) -> Option<u64> {
     Some(field(14)? + field(15)?)
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
+#[cfg(unix)]
 mod tests {
     use super::*;
 
     fn launch(script: &str, lines: Arc<Mutex<Vec<String>>>) -> Launch {
         let timeouts = Timeouts { start: Duration::from_secs(60), answer: Duration::from_millis(300) };
-        let on_stderr_line = Arc::new(move |line: &str| lines.lock().expect("free").push(line.to_owned()));
+        let on_stderr_line = Arc::new(move |line: &str| lines.lock().push(line.to_owned()));
         let args = ["-c", script].map(OsString::from).to_vec();
         let secrets = vec!["CARGO_MANIFEST_DIR".into()]; // cargo sets it for tests
         Launch {
@@ -317,7 +315,7 @@ mod tests {
     fn diagnose(script: &str) -> (String, Vec<String>) {
         let lines = Arc::default();
         let why = failure(&launch(script, Arc::clone(&lines)));
-        let lines = lines.lock().expect("free").clone();
+        let lines = lines.lock().clone();
         (why, lines)
     }
 
@@ -372,11 +370,11 @@ mod tests {
         let mut silent = launch("sleep 600 & echo $! >&2; wait", Arc::default());
         let lines = Arc::new(Mutex::new(String::new()));
         let seen = Arc::clone(&lines);
-        silent.on_stderr_line = Arc::new(move |line| seen.lock().expect("free").push_str(line));
+        silent.on_stderr_line = Arc::new(move |line| seen.lock().push_str(line));
         silent.timeouts.start = Duration::from_millis(500);
         let why = failure(&silent);
         assert!(why.starts_with("it was not ready within 500ms; signal: 9"), "{why}");
-        let grandchild = lines.lock().expect("free").clone();
+        let grandchild = lines.lock().clone();
         let is_gone = || {
             let stat = std::fs::read_to_string(format!("/proc/{grandchild}/stat"));
             stat.map_or(true, |stat| stat.contains(") Z "))
@@ -399,9 +397,9 @@ mod tests {
         (limited.memory, limited.nice) = (Some(64 << 20), Some(5));
         let lines = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&lines);
-        limited.on_stderr_line = Arc::new(move |line| seen.lock().expect("free").push(line.to_owned()));
+        limited.on_stderr_line = Arc::new(move |line| seen.lock().push(line.to_owned()));
         failure(&limited);
-        let lines = lines.lock().expect("free").clone();
+        let lines = lines.lock().clone();
         assert_eq!(lines, ["65536", "5", "<>", "alive"]);
     }
 

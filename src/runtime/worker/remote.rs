@@ -10,10 +10,12 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::io::{BufReader, Read, Write};
+use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
 
 use super::protocol::{
     Cancel, ErrorCode, ErrorLine, Flush, Fork, Generate, Id, ImageUpload, ModelId, Named, Nothing, Op, Ready,
@@ -116,7 +118,7 @@ impl RemoteEngine {
         let watching = Arc::clone(&link);
         spawn("worker-watch", move || watching.watch(timeouts.answer), &link)?;
         let Ready { model, spec, .. } = ready;
-        link.lock().load =
+        link.open.lock().load =
             EngineLoad { kv_free: spec.kv_memory, kv_capacity: spec.kv_memory, ..EngineLoad::default() };
         Ok(Self { spec, model, link })
     }
@@ -191,22 +193,22 @@ impl EngineTransport for RemoteEngine {
     }
 
     fn last_load(&self) -> EngineLoad {
-        self.link.lock().load()
+        self.link.open.lock().load()
     }
 
     fn is_alive(&self) -> bool {
-        !matches!(self.link.lock().state, WorkerState::Ended(_))
+        !matches!(self.link.open.lock().state, WorkerState::Ended(_))
     }
 
     fn exit_reason(&self) -> Option<String> {
-        match &self.link.lock().state {
+        match &self.link.open.lock().state {
             WorkerState::Ended(how) => Some(how.clone()),
             _ => None,
         }
     }
 
     fn drop_at_end(&self, guard: EndGuard) {
-        let mut open = self.link.lock();
+        let mut open = self.link.open.lock();
         match open.state {
             WorkerState::Up | WorkerState::Leaving => open.guards.push(guard),
             WorkerState::GivenUp(_) | WorkerState::Ended(_) => drop(guard),
@@ -214,7 +216,7 @@ impl EngineTransport for RemoteEngine {
     }
 
     fn cancel_all(&self) -> Result<()> {
-        let stops = self.link.lock().stops()?;
+        let stops = self.link.open.lock().stops()?;
         stops.iter().for_each(StopHandle::stop);
         Ok(())
     }
@@ -412,13 +414,8 @@ impl Link {
         Self { process, outbox: Outbox::default(), open: Mutex::new(open), changed: Condvar::new() }
     }
 
-    /// Locks the connection. A poisoned lock is usable, because every statement leaves it consistent.
-    fn lock(&self) -> MutexGuard<'_, LinkState> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn register(&self, call: PendingCall) -> Result<i64> {
-        self.lock().register(call)
+        self.open.lock().register(call)
     }
 
     /// Calls the worker and waits for the answer.
@@ -442,7 +439,7 @@ impl Link {
 
     /// Cancels a generation that is still open.
     fn cancel(&self, id: i64) {
-        let is_open = matches!(self.lock().pending.get(&id), Some(PendingCall::Generation(_)));
+        let is_open = matches!(self.open.lock().pending.get(&id), Some(PendingCall::Generation(_)));
         if is_open {
             self.send_call(PendingCall::Cancel, Op::Cancel(Cancel { request: Some(Id::Number(id)) }));
         }
@@ -450,7 +447,7 @@ impl Link {
 
     /// Fails a request that was not sent, because too many bytes are queued.
     fn refuse(&self, id: i64) {
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         let waiting = open.generations().count();
         let call = open.pending.remove(&id);
         drop(open);
@@ -460,13 +457,13 @@ impl Link {
     }
 
     fn expect_busy(&self, time: Duration) {
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         open.busy_until = open.busy_until.max(Instant::now() + time);
     }
 
     /// Kills the worker and fails what is open. Only the first reason is kept.
     fn give_up(&self, why: String) {
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         if matches!(open.state, WorkerState::GivenUp(_) | WorkerState::Ended(_)) {
             return;
         }
@@ -481,7 +478,7 @@ impl Link {
 
     /// Asks the worker to shut down and waits for it. Open calls fail.
     fn leave(&self) {
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         if open.is_up() {
             open.state = WorkerState::Leaving;
             open.num_calls += 1;
@@ -497,10 +494,7 @@ impl Link {
         if is_reader {
             return; // the last handle was dropped inside a sink, on the thread that waits for the end
         }
-        let is_leaving = |open: &mut LinkState| !matches!(open.state, WorkerState::Ended(_));
-        let waited = self.changed.wait_timeout_while(self.lock(), SHUTDOWN_TIMEOUT, is_leaving);
-        let timed_out = waited.unwrap_or_else(PoisonError::into_inner).1.timed_out();
-        if timed_out {
+        if self.wait_for_end().is_none() {
             self.give_up(format!("it did not end within {SHUTDOWN_TIMEOUT:?}"));
         }
     }
@@ -508,8 +502,8 @@ impl Link {
     /// Waits until the worker is reaped; returns the reason, or `None` after a timeout.
     fn wait_for_end(&self) -> Option<String> {
         let is_there = |open: &mut LinkState| !matches!(open.state, WorkerState::Ended(_));
-        let waited = self.changed.wait_timeout_while(self.lock(), SHUTDOWN_TIMEOUT, is_there);
-        let (open, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock();
+        self.changed.wait_while_for(&mut open, is_there, SHUTDOWN_TIMEOUT);
         match &open.state {
             WorkerState::Ended(how) => Some(how.clone()),
             _ => None,
@@ -518,7 +512,7 @@ impl Link {
 
     /// Body of the reading thread.
     fn read(&self, from: impl Read, ready: Sender<Result<Ready, StartError>>) {
-        self.lock().reader = Some(thread::current().id());
+        self.open.lock().reader = Some(thread::current().id());
         let mut from = BufReader::with_capacity(1 << 16, from);
         let mut line = Vec::new();
         let mut ready = Some(ready);
@@ -543,7 +537,7 @@ impl Link {
         };
         self.give_up(why);
         let how = self.process.wait();
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         let how = match &open.state {
             WorkerState::GivenUp(why) => format!("{why}; {how}"),
             _ => how,
@@ -556,7 +550,7 @@ impl Link {
 
     /// Dispatches one reply line.
     fn handle_line(&self, line: &[u8]) -> Result<(), String> {
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         open.last_line_at = Instant::now();
         if !open.is_up() {
             return Ok(()); // replies after the shutdown are ignored
@@ -567,7 +561,7 @@ impl Link {
         let Some(Id::Number(id)) = id else {
             return Err(format!("it sent an answer without an id: {}", shown(line)));
         };
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         if let ReplyBody::Pong { load, .. } = &answer {
             open.load = *load;
         }
@@ -592,7 +586,7 @@ impl Link {
         let event = answer.into_event().map_err(|answer| {
             format!("it answered a generation with {}", shown(format!("{answer:?}").as_bytes()))
         })?;
-        let sink = match self.lock().pending.get_mut(&id) {
+        let sink = match self.open.lock().pending.get_mut(&id) {
             Some(PendingCall::Generation(generation)) => generation.sink.take(),
             _ => None, // it was given up in the meantime
         };
@@ -617,7 +611,7 @@ impl Link {
 
     /// Sends the images that the worker lacks, and the generation again. Returns false if that was done before.
     fn send_images(&self, id: i64, line: &ErrorLine) -> bool {
-        let (resend, stop) = match self.lock().pending.get_mut(&id) {
+        let (resend, stop) = match self.open.lock().pending.get_mut(&id) {
             Some(PendingCall::Generation(generation)) => (generation.resend.take(), generation.stop.clone()),
             _ => return false,
         };
@@ -642,7 +636,7 @@ impl Link {
         let is_last = matches!(event, Event::Done(_) | Event::Failed(_));
         let mut stop = None;
         {
-            let mut open = self.lock();
+            let mut open = self.open.lock();
             if is_last {
                 open.pending.remove(&id); // before the sink learns of the end
             } else if let Some(PendingCall::Generation(generation)) = open.pending.get_mut(&id) {
@@ -657,7 +651,7 @@ impl Link {
         if let Some(stop) = stop.filter(|_| !wants_more) {
             stop.stop();
         }
-        let mut open = self.lock();
+        let mut open = self.open.lock();
         if let Some(PendingCall::Generation(generation)) = open.pending.get_mut(&id) {
             generation.sink = Some(sink);
             return;
@@ -681,8 +675,8 @@ impl Link {
         let mut last_busy_at = Instant::now();
         loop {
             let period = PING_EVERY.min(timeout / 4);
-            let waited = self.changed.wait_timeout_while(self.lock(), period, |open| open.is_up());
-            let (open, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            let mut open = self.open.lock();
+            self.changed.wait_while_for(&mut open, |open| open.is_up(), period);
             if !open.is_up() {
                 return;
             }
@@ -761,7 +755,7 @@ impl Outbox {
     fn push(&self, call: &WorkerCall, urgency: Urgency) -> bool {
         let mut line = serde_json::to_vec(call).expect("calls are plain data with text for keys");
         line.push(b'\n');
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         if queue.is_closed {
             return true;
         }
@@ -779,7 +773,8 @@ impl Outbox {
     /// Waits for the next line; `None` after the queue is closed and empty.
     fn take(&self) -> Option<Vec<u8>> {
         let is_idle = |queue: &mut OutboxLines| queue.lines.is_empty() && !queue.is_closed;
-        let mut queue = self.changed.wait_while(self.lock(), is_idle).unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.queue.lock();
+        self.changed.wait_while(&mut queue, is_idle);
         let line = queue.lines.pop_front()?;
         queue.num_bytes -= line.len();
         Some(line)
@@ -787,11 +782,7 @@ impl Outbox {
 
     /// Closes the queue; lines in it are still written.
     fn close(&self) {
-        self.lock().is_closed = true;
+        self.queue.lock().is_closed = true;
         self.changed.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, OutboxLines> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

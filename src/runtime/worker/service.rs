@@ -16,11 +16,13 @@ use std::io::{self, BufReader, Read, Write};
 use std::iter;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 use super::protocol::{
     Detail, ErrorCode, ErrorLine, EventEncoder, Flush, Fork, Generate, IMAGES, Id, ImageUpload, KeptImages,
@@ -184,7 +186,8 @@ fn ready(worker: &WorkerContext) -> ReplyBody {
         max_sessions: max_named_sessions.saturating_add(1),
         max_named_sessions,
         capabilities: OPS
-            .into_iter()
+            .iter()
+            .copied()
             .chain(spec.vision.is_some().then_some(IMAGES))
             .map(str::to_owned)
             .collect(),
@@ -313,7 +316,7 @@ impl CallPools {
         start("questions", Box::new(move || asked.into_iter().for_each(answer)))?;
         for _ in 0..PREPARERS {
             let (own, jobs) = (Arc::clone(dispatcher), Arc::clone(&jobs));
-            let next = move || lock(&jobs).recv();
+            let next = move || jobs.lock().recv();
             let body = move || {
                 while let Ok(job) = next() {
                     own.generate(job);
@@ -374,13 +377,13 @@ impl Dispatcher {
 
     /// Returns whether a call with this id is open.
     fn has(&self, id: &Id) -> bool {
-        lock(&self.active).calls.contains_key(&Some(id.clone()))
+        self.active.lock().calls.contains_key(&Some(id.clone()))
     }
 
     /// Stops the generation with this id, or all of them. Returns how many were stopped.
     fn cancel(&self, request: Option<&Id>) -> usize {
         let stops: Vec<StopHandle> = {
-            let active = lock(&self.active);
+            let active = self.active.lock();
             let named = active
                 .calls
                 .iter()
@@ -419,7 +422,7 @@ impl Dispatcher {
         let GenerateJob { mut guard, generate, stop } = job;
         guard.session.clone_from(&generate.session_id);
         let detail = Detail::of(guard.id.is_some(), generate.events);
-        let kept = lock(&self.images).files(&generate.images);
+        let kept = self.images.lock().files(&generate.images);
         let files = match kept {
             Ok((files, missing)) if missing.is_empty() => files,
             Ok((_, missing)) => return guard.end(ReplyBody::Error(ErrorLine::unknown_images(missing))),
@@ -430,7 +433,7 @@ impl Dispatcher {
             Ok(Err(error)) => return guard.fail(&error),
             Err(_) => return guard.fail(&Error::Backend("preparing the request panicked".to_owned())),
         };
-        if lock(&self.active).is_ending {
+        if self.active.lock().is_ending {
             return guard.refuse_at_end();
         }
         let mut encoder = EventEncoder::new(detail);
@@ -510,7 +513,7 @@ impl Dispatcher {
                 ReplyBody::Restored { restored: Yes, session_id }
             }
             Op::Image(ImageUpload { blob }) => {
-                let sha256 = lock(&self.images).add(&blob)?.to_string();
+                let sha256 = self.images.lock().add(&blob)?.to_string();
                 ReplyBody::Stored { stored: Yes, sha256 }
             }
             Op::Inspect(Named { session_id }) => {
@@ -533,11 +536,10 @@ impl Dispatcher {
 
     /// Stops open calls, saves, and waits for the last lines to be written.
     fn finish(&self, why: ShutdownCause, written: &Receiver<()>) -> WorkerExit {
-        lock(&self.active).is_ending = true;
+        self.active.lock().is_ending = true;
         self.cancel(None);
         let still_under_way = |active: &mut ActiveCalls| !active.calls.is_empty();
-        let waited = self.none_active.wait_timeout_while(lock(&self.active), GRACE, still_under_way);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        self.none_active.wait_while_for(&mut self.active.lock(), still_under_way, GRACE);
         let (is_saved, notices) = self.save().unwrap_or_default();
         if let ShutdownCause::Shutdown(id) = &why {
             self.send(OutputLine::Last(Reply { id: id.clone(), answer: ReplyBody::Bye { bye: Yes } }));
@@ -586,7 +588,7 @@ impl CallGuard {
     /// Opens a call and returns its stop handle. No other open call may have this id.
     fn new(dispatcher: &Arc<Dispatcher>, id: Option<Id>, is_generate: bool) -> (Self, StopHandle) {
         let stop = StopHandle::default();
-        lock(&dispatcher.active).calls.insert(id.clone(), is_generate.then(|| stop.clone()));
+        dispatcher.active.lock().calls.insert(id.clone(), is_generate.then(|| stop.clone()));
         (Self { id, session: None, dispatcher: Arc::clone(dispatcher), is_over: false, over: None }, stop)
     }
 
@@ -629,7 +631,7 @@ impl CallGuard {
 
     fn unregister(&mut self) {
         self.is_over = true;
-        let mut active = lock(&self.dispatcher.active);
+        let mut active = self.dispatcher.active.lock();
         active.calls.remove(&self.id);
         if active.calls.is_empty() {
             self.dispatcher.none_active.notify_all();
@@ -732,24 +734,19 @@ impl OpenCalls {
     }
 
     fn set_most(&self, most: usize) {
-        lock(&self.count).most = most;
+        self.count.lock().most = most;
         self.fewer.notify_all();
     }
 
     fn begin(&self) {
-        let is_full = |count: &mut Count| count.open >= count.most;
-        let waited = self.fewer.wait_while(lock(&self.count), is_full);
-        waited.unwrap_or_else(PoisonError::into_inner).open += 1;
+        let mut count = self.count.lock();
+        self.fewer.wait_while(&mut count, |count| count.open >= count.most);
+        count.open += 1;
     }
 
     fn end(&self, num_calls: usize) {
-        let mut count = lock(&self.count);
+        let mut count = self.count.lock();
         count.open = count.open.saturating_sub(num_calls);
         self.fewer.notify_all();
     }
-}
-
-/// Locks `mutex`. A poisoned lock is usable, because every statement leaves the data consistent.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -11,6 +11,7 @@ use axum::response::IntoResponse;
 use serde_json::{Map, Value};
 use tokio::task::spawn_blocking;
 
+use super::blocking::blocking;
 use crate::App;
 use crate::error::ApiError;
 use crate::gate::owner::{Caller, Owner};
@@ -159,6 +160,36 @@ impl FromRequestParts<App> for Incoming {
         Ok(Self { headers: parts.headers.clone(), caller, request_id, begun })
     }
 }
+
+/// A request to generate.
+pub struct PostedBody {
+    pub incoming: Incoming,
+    body: Map<String, Value>,
+}
+
+impl FromRequest<App> for PostedBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        let (mut parts, body) = request.into_parts();
+        let Ok(incoming) = Incoming::from_request_parts(&mut parts, app).await;
+        let JsonBody(body) = JsonBody::from_request(Request::from_parts(parts, body), app).await?;
+        Ok(Self { incoming, body })
+    }
+}
+
+impl PostedBody {
+    /// Reads the body on a thread that may wait.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub async fn read<T: Send + 'static>(self, app: &App, read: ReadBody<T>) -> Result<T, ApiError> {
+        blocking(app, move |app| read(app, self.body, self.incoming)).await
+    }
+}
+
+/// Reads the body of one API.
+type ReadBody<T> = fn(&App, Map<String, Value>, Incoming) -> Result<T, ApiError>;
 
 /// Headers that name a stored session, the first that is not empty counts.
 const SESSION_HEADERS: [&str; 3] = ["x-session-id", "x-executorch-session-id", "session_id"];

@@ -4,12 +4,10 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use super::blocking::blocking;
-use super::body::{Incoming, JsonBody};
+use super::body::PostedBody;
 use super::collect::Collected;
-use super::drive;
-use super::generate::{FinishedChoice, Totals};
-use super::reply::{self, AnswerHeaders, Head, RunningUsage};
+use super::generate::{FinishedChoice, Running, Totals};
+use super::reply::{self, Head, RunningUsage};
 use super::request::{self, ChatBody};
 use super::sse::{self, WireFormat};
 use crate::App;
@@ -18,20 +16,16 @@ use crate::wire::answer::message_json;
 use llmctl_engine::Token;
 use llmctl_engine::turn::Delta;
 
-pub async fn post(
-    State(app): State<App>,
-    incoming: Incoming,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let asked = blocking(&app, move |app| request::chat(app, body, incoming)).await?;
-    let ChatBody { request, streaming, shows_reasoning, has_functions, ignored } = asked;
+pub async fn post(State(app): State<App>, posted: PostedBody) -> Result<Response, ApiError> {
+    let asked = posted.read(&app, request::chat).await?;
+    let ChatBody { request, streaming, shows_reasoning, has_functions } = asked;
     let (num_choices, logprobs) = (request.num_choices, request.turn.logprobs.is_some());
     let head = Head::new(&app, "chatcmpl");
-    let headers = AnswerHeaders::new(&app, &request, ignored);
-    let running = drive::begin(&app, request).await?;
-    let usage = RunningUsage::new(streaming, running.prompt_tokens());
-    let format = ChatFormat { head, num_choices, logprobs, shows_reasoning, has_functions, usage };
-    sse::answer(running, headers, streaming.is_on, format).await
+    let format = |running: &mut Running| {
+        let usage = RunningUsage::new(streaming, running.prompt_tokens());
+        ChatFormat { head, num_choices, logprobs, shows_reasoning, has_functions, usage }
+    };
+    sse::answer(&app, request, format).await
 }
 
 /// Encoding of a chat completion.

@@ -4,12 +4,10 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use super::blocking::blocking;
-use super::body::{Incoming, JsonBody};
+use super::body::PostedBody;
 use super::collect::Collected;
-use super::drive;
-use super::generate::{FinishedChoice, Sent, Totals};
-use super::reply::{self, AnswerHeaders, Echoed, Head, RunningUsage};
+use super::generate::{FinishedChoice, Running, Sent, Totals};
+use super::reply::{self, Echoed, Head, RunningUsage};
 use super::request::{self, Completion};
 use super::sse::{self, WireFormat};
 use crate::App;
@@ -19,28 +17,24 @@ use llmctl_engine::{Logprob, Token};
 
 const OBJECT: &str = "text_completion";
 
-pub async fn post(
-    State(app): State<App>,
-    incoming: Incoming,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let asked = blocking(&app, move |app| request::completion(app, body, incoming)).await?;
-    let Completion { request, streaming, echo, returns_token_ids, ignored } = asked;
+pub async fn post(State(app): State<App>, posted: PostedBody) -> Result<Response, ApiError> {
+    let asked = posted.read(&app, request::completion).await?;
+    let Completion { request, streaming, echo, returns_token_ids } = asked;
     let (num_choices, logprobs) = (request.num_choices, request.turn.logprobs.is_some());
     let scores_prompt = logprobs && request.turn.prompt_logprobs.is_some();
     let head = Head::new(&app, "cmpl");
-    let headers = AnswerHeaders::new(&app, &request, ignored);
-    let mut running = drive::begin(&app, request).await?;
-    let usage = RunningUsage::new(streaming, running.prompt_tokens());
     // The choices of one prompt stand together.
-    let begun = std::mem::take(&mut running.prompts).into_iter().flat_map(|Sent { text, tokens, .. }| {
+    let begin = |Sent { text, tokens, .. }: Sent| {
         let prompt_ids = if returns_token_ids { tokens.clone() } else { Vec::new() };
         let echoed = echo.then(|| Echoed { text, ids: tokens, scores: Vec::new() });
         std::iter::repeat_n(BegunText { echoed, prompt_ids, tokens: Vec::new(), offset: 0 }, num_choices)
-    });
-    let begun = begun.collect();
-    let format = TextFormat { head, logprobs, scores_prompt, returns_token_ids, usage, begun };
-    sse::answer(running, headers, streaming.is_on, format).await
+    };
+    let format = |running: &mut Running| {
+        let usage = RunningUsage::new(streaming, running.prompt_tokens());
+        let begun = std::mem::take(&mut running.prompts).into_iter().flat_map(begin).collect();
+        TextFormat { head, logprobs, scores_prompt, returns_token_ids, usage, begun }
+    };
+    sse::answer(&app, request, format).await
 }
 
 /// Encoding of a text completion.

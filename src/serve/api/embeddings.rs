@@ -264,18 +264,17 @@ pub fn read_fields<T>(
     body: Map<String, Value>,
     read: impl FnOnce(&mut Fields<'_>) -> T,
 ) -> Result<(Ignored, T), ApiError> {
-    let mut problems = Problems::new(app.settings().lenient);
-    let mut fields = Fields::new(body, &mut problems);
-    let model = match (fields.text("model"), app.embedder()) {
-        (Some(name), Some(served)) if !is_same_name(&name, &served.id) && !app.is_alias(&name) => {
-            Err(model_not_found(&name, &served.id))
+    let (read, mut problems) = Problems::new(app.settings().lenient).read(body, |fields| {
+        if let (Some(name), Some(served)) = (fields.text("model"), app.embedder())
+            && !is_same_name(&name, &served.id)
+            && !app.is_alias(&name)
+        {
+            fields.problems().no_model(model_not_found(&name, &served.id));
         }
-        _ => Ok(()),
-    };
-    let read = read(&mut fields);
-    fields.hint("user");
-    fields.end();
-    problems.check(model)?;
+        let read = read(fields);
+        fields.hint("user");
+        read
+    })?;
     Ok((Ignored(problems.take_ignored()), read))
 }
 

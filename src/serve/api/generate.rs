@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::oneshot;
 
 use crate::engines::preparing::bytes_of;
@@ -33,6 +33,8 @@ pub struct GenerateRequest {
     pub request_id: String,
     /// Moment at which its head was read; its deadline counts from there.
     pub begun: Instant,
+    /// Fields that have no effect.
+    pub ignored: Vec<String>,
     /// Changes that were made to what the client sent, one sentence each.
     pub notices: Vec<String>,
     /// Note to save beside the turn; `None` without one.
@@ -94,6 +96,13 @@ pub struct Sent {
 }
 
 impl Running {
+    /// Returns an answer that fails at once.
+    pub fn failed(error: ApiError) -> Self {
+        let (sender, updates) = mpsc::unbounded_channel();
+        let _ = sender.send(Update::Failed(error)); // the receiver is beside it
+        Self { prompts: Vec::new(), placed: None, updates }
+    }
+
     /// Of all prompts.
     pub fn prompt_tokens(&self) -> usize {
         self.prompts.iter().map(|prompt| prompt.tokens.len()).sum()

@@ -7,29 +7,20 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use super::blocking::blocking;
-use super::body::{Incoming, JsonBody};
+use super::body::PostedBody;
 use super::collect::Collected;
 use super::generate::FinishedChoice;
-use super::reply::AnswerHeaders;
+use super::request;
 use super::sse::{self, WireFormat};
-use super::{drive, request};
 use crate::App;
 use crate::error::ApiError;
 use crate::wire::json::members;
 use llmctl_engine::turn::Delta;
 use llmctl_engine::{Finish, Outcome, Token};
 
-pub async fn post(
-    State(app): State<App>,
-    incoming: Incoming,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let read = blocking(&app, move |app| request::infill(app, body, incoming)).await?;
-    let request::InfillBody { request, streaming, wanted, ignored } = read;
-    let running = drive::begin(&app, request).await?;
-    let format = InfillFormat { model: app.model().id.clone(), wanted };
-    sse::answer(running, AnswerHeaders::of_ignored(ignored), streaming.is_on, format).await
+pub async fn post(State(app): State<App>, posted: PostedBody) -> Result<Response, ApiError> {
+    let request::InfillBody { request, wanted } = posted.read(&app, request::infill).await?;
+    sse::answer(&app, request, |_| InfillFormat { model: app.model().id.clone(), wanted }).await
 }
 
 /// Writes the text as it comes, and last the facts about it.

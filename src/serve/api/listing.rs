@@ -371,13 +371,8 @@ impl Looking<'_> {
     fn resident(&self, engine_name: Option<&EngineSessionName>) -> Value {
         let resident = engine_name.and_then(|name| self.in_engines.get(name));
         let last = engine_name.and_then(|name| self.host.sessions().resumes(name).last);
-        let state = resident.map_or("idle", |resident| match resident.info.state {
-            SessionState::Idle => "idle",
-            SessionState::Waiting => "waiting",
-            SessionState::Running => "running",
-        });
         json!({
-            "state": state,
+            "state": resident.map_or(SessionState::Idle, |resident| resident.info.state),
             "resident_tokens": resident.map_or(0, |resident| resident.info.num_resident),
             "kv_bytes": resident.map_or(0, |resident| resident.kv_bytes),
             "last_resume": last.map(|resume| resume_json(&resume)),

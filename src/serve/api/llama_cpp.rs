@@ -6,14 +6,13 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use super::blocking::blocking;
-use super::body::{Incoming, JsonBody};
+use super::body::PostedBody;
 use super::collect::Collected;
-use super::generate::FinishedChoice;
+use super::generate::{FinishedChoice, Running};
 use super::infill::InfillFormat;
-use super::reply::{AnswerHeaders, Head};
+use super::reply::Head;
+use super::request;
 use super::sse::{self, WireFormat};
-use super::{drive, request};
 use crate::App;
 use crate::error::ApiError;
 use llmctl_engine::Token;
@@ -21,17 +20,11 @@ use llmctl_engine::turn::Delta;
 use llmctl_models::adapters::AdapterSpec;
 
 /// Goes on with a text, or with several.
-pub async fn completion(
-    State(app): State<App>,
-    incoming: Incoming,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let read = blocking(&app, move |app| request::native(app, body, incoming)).await?;
-    let request::NativeBody { request, streaming, wanted, returns_tokens, is_list, ignored } = read;
+pub async fn completion(State(app): State<App>, posted: PostedBody) -> Result<Response, ApiError> {
+    let read = posted.read(&app, request::native).await?;
+    let request::NativeBody { request, wanted, returns_tokens, is_list } = read;
     let has_probs = request.turn.logprobs.is_some();
-    let headers = AnswerHeaders::new(&app, &request, ignored);
-    let running = drive::begin(&app, request).await?;
-    let format = NativeFormat {
+    let format = |_: &mut Running| NativeFormat {
         infill: InfillFormat { model: app.model().id.clone(), wanted },
         head: Head::new(&app, "native"),
         has_probs,
@@ -39,7 +32,7 @@ pub async fn completion(
         is_list,
         tokens: Vec::new(),
     };
-    sse::answer(running, headers, streaming.is_on, format).await
+    sse::answer(&app, request, format).await
 }
 
 /// Returns the requests that may run together, in llama.cpp's form. No conversation belongs to one.

@@ -19,7 +19,7 @@ use crate::App;
 use crate::error::ApiError;
 use crate::gate::policy::check_own_origin;
 use crate::tools::{CallRefusal, HostedServer, HostedTool, HostedTools, ServerCondition, ToolHost};
-use crate::wire::{Fields, Problems};
+use crate::wire::Problems;
 
 /// Retry-After where too many calls are under way.
 const BUSY_WAIT: Duration = Duration::from_secs(1);
@@ -95,12 +95,10 @@ pub async fn call(
 /// # Errors
 /// 422 with every field that is missing, unknown or of another type.
 pub fn call_body(served: &ServedTools, body: Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
-    let mut problems = Problems::new(served.lenient);
-    let mut fields = Fields::new(body, &mut problems);
-    fields.require("arguments");
-    let arguments = fields.object("arguments").unwrap_or_default();
-    fields.end();
-    problems.check(Ok(()))?;
+    let (arguments, _) = Problems::new(served.lenient).read(body, |fields| {
+        fields.require("arguments");
+        fields.object("arguments").unwrap_or_default()
+    })?;
     Ok(arguments)
 }
 

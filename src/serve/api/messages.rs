@@ -9,38 +9,29 @@ use axum::response::Response;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::blocking::blocking;
-use super::body::{Incoming, JsonBody, session_of};
+use super::body::{Incoming, JsonBody, PostedBody, session_of};
 use super::collect::Collected;
-use super::generate::{FinishedChoice, GenerateRequest, Prompt, Totals};
-use super::image_urls::problems;
-use super::reply::{AnswerHeaders, Ignored};
-use super::request::{AnswerParams, Streaming, check_model, check_tools, sampling, with_settings};
+use super::generate::{FinishedChoice, GenerateRequest, Prompt, Running, Totals};
+use super::reply::Ignored;
+use super::request::{AnswerParams, Streaming, check_tools, read_answer, sampling, with_settings};
 use super::sse::{self, WireFormat};
-use super::{drive, text};
+use super::text;
 use crate::App;
 use crate::error::ApiError;
 use crate::wire::anthropic::output::{OutputWishes, output};
 use crate::wire::anthropic::tools::tools;
 use crate::wire::anthropic::{answer, error, hints, messages};
-use crate::wire::message::{begun, check_continued};
+use crate::wire::message::{begun_last, check_continued};
 use crate::wire::switches::fulfil;
 use crate::wire::{Fields, lora, params, shape};
-use llmctl_engine::turn::{AnswerStart, Delta, TurnRequest};
+use llmctl_engine::turn::{Delta, TurnRequest};
 use llmctl_engine::{Limits, Token, Usage};
-use llmctl_template::{Conversation, Message, Role};
+use llmctl_template::Conversation;
 
-pub async fn post(
-    State(app): State<App>,
-    incoming: Incoming,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let asked = blocking(&app, move |app| read(app, body, incoming)).await?;
-    let MessagesBody { request, is_streamed, shows_thinking, ignored } = asked;
+pub async fn post(State(app): State<App>, posted: PostedBody) -> Result<Response, ApiError> {
+    let MessagesBody { request, shows_thinking } = posted.read(&app, read).await?;
     let (id, request_id) = (format!("msg_{}", Uuid::new_v4().simple()), request.request_id.clone());
-    let headers = AnswerHeaders::new(&app, &request, ignored);
-    let running = drive::begin(&app, request).await?;
-    let format = MessageFormat {
+    let format = |running: &mut Running| MessageFormat {
         id,
         model: app.model().id.clone(),
         request_id,
@@ -50,7 +41,7 @@ pub async fn post(
         num_blocks: 0,
         stop: None,
     };
-    sse::answer(running, headers, is_streamed, format).await
+    sse::answer(&app, request, format).await
 }
 
 /// Counts the tokens of the prompt that the same body would have at [`post`].
@@ -74,10 +65,7 @@ pub fn counted_fields(app: &App, fields: &mut Fields<'_>) -> PromptFields {
 /// Body of a request for a message.
 pub struct MessagesBody {
     pub request: GenerateRequest,
-    is_streamed: bool,
     shows_thinking: bool,
-    /// Fields that have no effect.
-    ignored: Vec<String>,
 }
 
 /// Reads the body of a message.
@@ -85,34 +73,28 @@ pub struct MessagesBody {
 /// # Errors
 /// All that is wrong with the body, the first kind of it; `invalid_session_id`; 503 without an engine.
 pub fn read(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<MessagesBody, ApiError> {
-    let engine = app.engine()?;
-    let mut problems = problems(app);
-    let mut fields = Fields::new(body, &mut problems);
-    let model = check_model(app, &mut fields);
-    let asked = prompt_fields(app, &mut fields);
-    let limits = with_settings(app, Limits::default());
-    let limits = Limits {
-        max_tokens: params::max_tokens(&mut fields, &["max_tokens"], &limits, false),
-        stop: params::stop(&mut fields, "stop_sequences").unwrap_or_default(),
-        loop_guard: params::loop_guard(&mut fields).unwrap_or(limits.loop_guard),
-        ..limits
-    };
-    let is_streamed = fields.flag("stream").unwrap_or(false);
-    let sampling = sampling(app, &engine, &mut fields);
-    let adapters = lora::adapters(&engine.spec().model.adapters, &mut fields);
-    let turn = TurnRequest { sampling, limits, adapters, ..asked.turn };
-    let streaming = Streaming { is_on: is_streamed, ..Streaming::default() };
-    let mut params = AnswerParams { num_choices: 1, turn, streaming };
-    check_continued(&mut fields, "messages", &params.turn.answer_start, params.has_constraint());
-    let in_body = fields.text("session_id");
-    fields.end();
-    problems.check(model)?;
-    params.turn.images = problems.images().decode()?;
-    let (ignored, notices) = (problems.take_ignored(), problems.take_notices());
+    let (params, (conversation, shows_thinking, in_body)) = read_answer(app, body, |engine, fields| {
+        let asked = prompt_fields(app, fields);
+        let limits = with_settings(app, Limits::default());
+        let limits = Limits {
+            max_tokens: params::max_tokens(fields, &["max_tokens"], &limits, false),
+            stop: params::stop(fields, "stop_sequences").unwrap_or_default(),
+            loop_guard: params::loop_guard(fields).unwrap_or(limits.loop_guard),
+            ..limits
+        };
+        let is_on = fields.flag("stream").unwrap_or(false);
+        let sampling = sampling(app, engine, fields);
+        let adapters = lora::adapters(&engine.spec().model.adapters, fields);
+        let turn = TurnRequest { sampling, limits, adapters, ..asked.turn };
+        check_continued(fields, "messages", &turn.answer_start, turn.constraint.is_some());
+        let params = AnswerParams::new(turn, Streaming { is_on, ..Streaming::default() });
+        (params, (asked.conversation, asked.shows_thinking, fields.text("session_id")))
+    })?;
     let session = session_of(in_body, false, &incoming.headers, &incoming.caller)?;
-    let request = params.request(Prompt::Chat(asked.conversation), session, incoming);
-    let request = GenerateRequest { notices, ..request };
-    Ok(MessagesBody { request, is_streamed, shows_thinking: asked.shows_thinking, ignored })
+    Ok(MessagesBody {
+        request: params.request(Prompt::Chat(conversation), session, incoming),
+        shows_thinking,
+    })
 }
 
 /// Fields that the prompt depends on, and those that are read beside them.
@@ -125,7 +107,7 @@ pub struct PromptFields {
 /// Reads the fields that both endpoints know.
 fn prompt_fields(app: &App, fields: &mut Fields<'_>) -> PromptFields {
     let mut messages = messages::conversation(fields);
-    let answer_start = answer_start(fields, &mut messages);
+    let answer_start = begun_last(fields, &mut messages);
     let schema_open = shape::is_open(fields, app.settings().schema_open);
     let tools = tools(fields, schema_open);
     check_tools(app, fields, &tools);
@@ -140,16 +122,6 @@ fn prompt_fields(app: &App, fields: &mut Fields<'_>) -> PromptFields {
         Conversation { messages, tools: tools.definitions.clone(), kwargs, ..Conversation::default() };
     let turn = TurnRequest { tools, constraint, reasoning_budget, answer_start, ..TurnRequest::default() };
     PromptFields { conversation, turn, shows_thinking }
-}
-
-/// Takes a last message of the assistant as the beginning of the answer, as Anthropic's API does.
-fn answer_start(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> AnswerStart {
-    let is_begun = messages.last().is_some_and(|last| last.role == Role::Assistant);
-    let Some(last) = is_begun.then(|| messages.pop()).flatten() else { return AnswerStart::Nothing };
-    begun(&last).unwrap_or_else(|| {
-        fields.unsupported("messages", "ends with calls of tools, whose results must follow");
-        AnswerStart::Nothing
-    })
 }
 
 /// A block that has begun in a stream.

@@ -14,25 +14,22 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use super::blocking::blocking;
-use super::body::{Incoming, JsonBody, session_of};
+use super::body::{Incoming, PostedBody, session_of};
 use super::collect::Collected;
-use super::drive;
-use super::generate::{FinishedChoice, GenerateRequest, Prompt, Totals};
-use super::image_urls::problems;
-use super::reply::{self, AnswerHeaders, Head, Ignored};
+use super::generate::{FinishedChoice, GenerateRequest, Prompt, Running, Totals};
+use super::reply::{self, Head, Ignored};
 use super::request::{
-    AnswerParams, Streaming, check_model, check_ranges, check_tools, with_known_roles, with_settings,
+    self, AnswerParams, Streaming, check_ranges, read_answer, with_known_roles, with_settings,
 };
 use super::sse::{self, WireFormat};
 use crate::App;
 use crate::error::ApiError;
 use crate::sessions::RequestSession;
 use crate::wire::images::{self, ImagePiece, ImagePlace};
-use crate::wire::message::{begun, check_continued};
+use crate::wire::message;
 use crate::wire::ollama::{self, AnswerKind, AnswerPart};
 use crate::wire::switches::{self, Wish, fulfil};
-use crate::wire::{Fields, lora, options, params, shape, tools};
+use crate::wire::{Fields, lora, options, params, shape};
 use llmctl_engine::turn::{AnswerStart, AnsweredCall, Delta, InfillPrompt, TextPrompt, TurnRequest};
 use llmctl_engine::{EngineClient, Limits, Token};
 use llmctl_template::{Content, Conversation, Message, Role};
@@ -40,43 +37,18 @@ use llmctl_template::{Content, Conversation, Message, Role};
 /// A request for an answer, or for the model to be there.
 pub enum OllamaBody {
     Load { ignored: Vec<String> },
-    Answer(Box<AskedAnswer>),
+    Answer(Box<GenerateRequest>),
 }
 
-/// A request for an answer.
-pub struct AskedAnswer {
-    request: GenerateRequest,
-    is_streamed: bool,
-    /// The answer ends with `context`.
-    keeps_context: bool,
-    /// Fields that have no effect.
-    ignored: Vec<String>,
-}
-
-/// What both endpoints read beside the prompt.
-struct AnswerFields {
-    turn: TurnRequest,
-    kwargs: Map<String, Value>,
-    is_streamed: bool,
-}
-
-pub async fn chat(
-    State(app): State<App>,
-    incoming: Incoming,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let times = RequestTimes::new(incoming.begun);
-    let asked = blocking(&app, move |app| read_chat(app, body, incoming)).await?;
+pub async fn chat(State(app): State<App>, posted: PostedBody) -> Result<Response, ApiError> {
+    let times = RequestTimes::new(posted.incoming.begun);
+    let asked = posted.read(&app, read_chat).await?;
     answer(&app, AnswerKind::Chat, times, asked).await
 }
 
-pub async fn generate(
-    State(app): State<App>,
-    incoming: Incoming,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let times = RequestTimes::new(incoming.begun);
-    let asked = blocking(&app, move |app| read_generate(app, body, incoming)).await?;
+pub async fn generate(State(app): State<App>, posted: PostedBody) -> Result<Response, ApiError> {
+    let times = RequestTimes::new(posted.incoming.begun);
+    let asked = posted.read(&app, read_generate).await?;
     answer(&app, AnswerKind::Generate, times, asked).await
 }
 
@@ -87,22 +59,19 @@ async fn answer(
     asked: OllamaBody,
 ) -> Result<Response, ApiError> {
     let model = ollama::tagged(&app.model().id);
-    let asked = match asked {
-        OllamaBody::Answer(asked) => *asked,
+    let request = match asked {
+        OllamaBody::Answer(request) => *request,
         OllamaBody::Load { ignored } => {
             let done = ollama::without_text(kind, &model, "load");
             return Ok((Ignored(ignored), Json(done)).into_response());
         }
     };
-    let AskedAnswer { request, is_streamed, keeps_context, ignored } = asked;
-    let conversation = match &request.prompt {
-        Prompt::Chat(conversation) if keeps_context => Some(conversation.messages.clone()),
+    let conversation = match (&request.prompt, kind) {
+        (Prompt::Chat(conversation), AnswerKind::Generate) => Some(conversation.messages.clone()),
         _ => None,
     };
     let logprobs = request.turn.logprobs.is_some();
-    let headers = AnswerHeaders::new(app, &request, ignored);
-    let running = drive::begin(app, request).await?;
-    let format = OllamaFormat {
+    let format = |_: &mut Running| OllamaFormat {
         head: Head::new(app, "ollama"),
         kind,
         model,
@@ -113,7 +82,7 @@ async fn answer(
         tokens: Vec::new(),
         last: Map::new(),
     };
-    sse::answer(running, headers, is_streamed, format).await
+    sse::answer(app, request, format).await
 }
 
 /// Reads a request for an answer to a conversation.
@@ -121,34 +90,27 @@ async fn answer(
 /// # Errors
 /// All that is wrong with the body, the first kind of it; `invalid_session_id`; 503 without an engine.
 pub fn read_chat(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<OllamaBody, ApiError> {
-    let engine = app.engine()?;
-    let mut problems = problems(app);
-    let mut fields = Fields::new(body, &mut problems);
-    let model = check_model(app, &mut fields);
-    let messages =
-        app.model().chat_tokenizer.with_template(|template| ollama::messages(&mut fields, template.says));
-    let is_load = messages.is_none();
-    let mut messages = with_known_roles(app, messages.unwrap_or_default());
-    let answer_start = answer_start(&mut fields, &mut messages);
-    let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
-    let tools = tools::tools(&mut fields, schema_open);
-    check_tools(app, &mut fields, &tools);
-    let AnswerFields { turn, kwargs, is_streamed } = answer_fields(app, &engine, &mut fields, schema_open);
-    check_continued(&mut fields, "messages", &answer_start, turn.constraint.is_some());
-    fields.end();
-    problems.check(model)?;
-    let conversation =
-        Conversation { messages, tools: tools.definitions.clone(), kwargs, ..Conversation::default() };
-    let mut turn = TurnRequest { tools, answer_start, ..turn };
-    turn.images = problems.images().decode()?;
-    let ignored = problems.take_ignored();
-    if is_load {
-        return Ok(OllamaBody::Load { ignored });
-    }
-    let session = session_of(None, false, &incoming.headers, &incoming.caller)?;
-    let request = of(turn, is_streamed).request(Prompt::Chat(conversation), session, incoming);
-    let request = GenerateRequest { notices: problems.take_notices(), ..request };
-    Ok(OllamaBody::Answer(Box::new(AskedAnswer { request, is_streamed, keeps_context: false, ignored })))
+    let asked = read_answer(app, body, |engine, fields| {
+        let messages =
+            app.model().chat_tokenizer.with_template(|template| ollama::messages(fields, template.says));
+        let is_load = messages.is_none();
+        let mut messages = with_known_roles(app, messages.unwrap_or_default());
+        // As in Ollama's templates, a lone message of the assistant is no beginning.
+        let answer_start = if messages.len() > 1 {
+            message::begun_last(fields, &mut messages)
+        } else {
+            AnswerStart::Nothing
+        };
+        let schema_open = shape::is_open(fields, app.settings().schema_open);
+        let tools = request::tools(app, fields, schema_open);
+        let (params, kwargs) = answer_fields(app, engine, fields, schema_open);
+        message::check_continued(fields, "messages", &answer_start, params.has_constraint());
+        let conversation =
+            Conversation { messages, tools: tools.definitions.clone(), kwargs, ..Conversation::default() };
+        let turn = TurnRequest { tools, answer_start, ..params.turn };
+        (AnswerParams { turn, ..params }, (!is_load).then_some(Prompt::Chat(conversation)))
+    });
+    body_of(asked?, incoming)
 }
 
 /// Reads a request to go on with a text: a question to the chat template, the text itself, or one between two others.
@@ -160,43 +122,29 @@ pub fn read_generate(
     body: Map<String, Value>,
     incoming: Incoming,
 ) -> Result<OllamaBody, ApiError> {
-    let engine = app.engine()?;
-    let mut problems = problems(app);
-    let mut fields = Fields::new(body, &mut problems);
-    let model = check_model(app, &mut fields);
-    let asked = prompt(app, &mut fields);
-    let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
-    let AnswerFields { turn, kwargs, is_streamed } = answer_fields(app, &engine, &mut fields, schema_open);
-    fields.end();
-    problems.check(model)?;
-    let mut turn = turn;
-    turn.images = problems.images().decode()?;
-    let ignored = problems.take_ignored();
-    let Some(prompt) = asked else { return Ok(OllamaBody::Load { ignored }) };
-    let prompt = match prompt {
-        Prompt::Chat(conversation) => Prompt::Chat(Conversation { kwargs, ..conversation }),
-        texts => texts,
-    };
+    let asked = read_answer(app, body, |engine, fields| {
+        let asked = prompt(app, fields);
+        let schema_open = shape::is_open(fields, app.settings().schema_open);
+        let (params, kwargs) = answer_fields(app, engine, fields, schema_open);
+        let prompt = asked.map(|prompt| match prompt {
+            Prompt::Chat(conversation) => Prompt::Chat(Conversation { kwargs, ..conversation }),
+            texts => texts,
+        });
+        (params, prompt)
+    });
+    body_of(asked?, incoming)
+}
+
+/// Makes the request of a prompt; without one, the model is to be loaded.
+fn body_of(
+    (params, prompt): (AnswerParams, Option<Prompt>),
+    incoming: Incoming,
+) -> Result<OllamaBody, ApiError> {
+    let Some(prompt) = prompt else { return Ok(OllamaBody::Load { ignored: params.ignored }) };
     let is_chat = matches!(prompt, Prompt::Chat(_));
     let session = session_of(None, false, &incoming.headers, &incoming.caller)?;
     let session = session.filter(|session| is_chat || matches!(session, RequestSession::Transient(_)));
-    let request = of(turn, is_streamed).request(prompt, session, incoming);
-    let request = GenerateRequest { notices: problems.take_notices(), ..request };
-    Ok(OllamaBody::Answer(Box::new(AskedAnswer { request, is_streamed, keeps_context: is_chat, ignored })))
-}
-
-fn of(turn: TurnRequest, is_streamed: bool) -> AnswerParams {
-    AnswerParams { num_choices: 1, turn, streaming: Streaming { is_on: is_streamed, ..Streaming::default() } }
-}
-
-/// Takes a last message of the assistant as the beginning of the answer, as Ollama's templates do.
-fn answer_start(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> AnswerStart {
-    let is_begun = messages.len() > 1 && messages.last().is_some_and(|last| last.role == Role::Assistant);
-    let Some(last) = is_begun.then(|| messages.pop()).flatten() else { return AnswerStart::Nothing };
-    begun(&last).unwrap_or_else(|| {
-        fields.unsupported("messages", "ends with calls of tools, whose results must follow");
-        AnswerStart::Nothing
-    })
+    Ok(OllamaBody::Answer(Box::new(params.request(prompt, session, incoming))))
 }
 
 /// Reads what both endpoints know beside the prompt.
@@ -205,7 +153,7 @@ fn answer_fields(
     engine: &EngineClient,
     fields: &mut Fields<'_>,
     schema_open: bool,
-) -> AnswerFields {
+) -> (AnswerParams, Map<String, Value>) {
     let limits = with_settings(app, Limits::default());
     let (sampling, limits) = options::options(fields, &app.model().defaults, &limits, false);
     check_ranges(&sampling, engine.spec().vocab_size(), fields.problems());
@@ -226,7 +174,8 @@ fn answer_fields(
     };
     ollama::cuts(fields);
     fields.only("_debug_render_only", &[false.into()]);
-    AnswerFields { turn, kwargs, is_streamed: fields.flag("stream").unwrap_or(true) }
+    let is_on = fields.flag("stream").unwrap_or(true);
+    (AnswerParams::new(turn, Streaming { is_on, ..Streaming::default() }), kwargs)
 }
 
 /// Reads the prompt of `/api/generate`; `None` without any.

@@ -119,16 +119,12 @@ pub struct AnswerHeaders {
 
 impl AnswerHeaders {
     /// Headers that are known before the request runs; `placed` is not.
-    pub fn new(app: &App, request: &GenerateRequest, ignored: Vec<String>) -> Self {
+    pub fn new(app: &App, request: &mut GenerateRequest) -> Self {
+        let ignored = std::mem::take(&mut request.ignored);
         let is_generic = request.turn.tools.is_on() && app.model().chat_tokenizer.spells_tools();
         let sampling = request.turn.sampling();
         let seed = sampling.seed.filter(|_| sampling.temperature > 0.0);
         Self { placed: None, ignored, is_generic, seed }
-    }
-
-    /// Headers that tell of ignored fields alone.
-    pub fn of_ignored(ignored: Vec<String>) -> Self {
-        Self { placed: None, ignored, is_generic: false, seed: None }
     }
 
     /// Learns what became known with the plan.

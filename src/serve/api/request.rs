@@ -31,8 +31,6 @@ pub struct ChatBody {
     pub shows_reasoning: bool,
     /// Calls are asked for and told in OpenAI's older form.
     pub has_functions: bool,
-    /// Fields that have no effect.
-    pub ignored: Vec<String>,
 }
 
 /// A completion.
@@ -43,8 +41,6 @@ pub struct Completion {
     pub echo: bool,
     /// Answers have the ids of their tokens and of their prompts.
     pub returns_token_ids: bool,
-    /// Fields that have no effect.
-    pub ignored: Vec<String>,
 }
 
 /// Delivery of an answer.
@@ -63,6 +59,40 @@ pub struct AnswerParams {
     pub num_choices: usize,
     pub turn: TurnRequest,
     pub streaming: Streaming,
+    /// Fields that have no effect, and changes that were made to what the client sent.
+    pub ignored: Vec<String>,
+    pub notices: Vec<String>,
+}
+
+/// Reads a body that names a model of this server.
+///
+/// # Errors
+/// All that is wrong with the body, the first kind of it.
+pub fn read_body<T>(
+    app: &App,
+    body: Map<String, Value>,
+    read: impl FnOnce(&mut Fields<'_>) -> T,
+) -> Result<(T, Problems), ApiError> {
+    problems(app).read(body, |fields| {
+        check_model(app, fields);
+        read(fields)
+    })
+}
+
+/// Reads a body that asks for an answer: its parameters and what else `read` finds, then its images.
+///
+/// # Errors
+/// As [`read_body`]; 503 without an engine.
+pub fn read_answer<T>(
+    app: &App,
+    body: Map<String, Value>,
+    read: impl FnOnce(&EngineClient, &mut Fields<'_>) -> (AnswerParams, T),
+) -> Result<(AnswerParams, T), ApiError> {
+    let engine = app.engine()?;
+    let ((mut params, rest), mut problems) = read_body(app, body, |fields| read(&engine, fields))?;
+    params.turn.images = problems.images().decode()?;
+    (params.ignored, params.notices) = (problems.take_ignored(), problems.take_notices());
+    Ok((params, rest))
 }
 
 /// Reads the body of a chat completion.
@@ -70,36 +100,32 @@ pub struct AnswerParams {
 /// # Errors
 /// All that is wrong with the body, the first kind of it; `invalid_session_id`; 503 without an engine.
 pub fn chat(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<ChatBody, ApiError> {
-    let engine = app.engine()?;
-    let mut problems = problems(app);
-    let mut fields = Fields::new(body, &mut problems);
-    let model = check_model(app, &mut fields);
-    let (mut conversation, reasoning) = conversation_without_tools(app, &mut fields);
-    let answer_start = message::continued(&mut fields, &mut conversation.messages);
-    let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
-    let has_functions = fields.has("functions");
-    let tools = tools(app, &mut fields, schema_open);
-    conversation.tools = tools.definitions.clone();
-    let reading = Reading { schema_open, may_be_none: false };
-    let mut params = params(app, &engine, &mut fields, Limits::default(), reading);
-    message::check_continued(&mut fields, "continue_final_message", &answer_start, params.has_constraint());
-    params.turn = TurnRequest { tools, answer_start, reasoning_budget: reasoning.budget, ..params.turn };
-    fields.only("modalities", &[json!(["text"])]);
-    for (name, inert) in [("echo", false), ("add_special_tokens", false)] {
-        fields.only(name, &[inert.into()]);
-    }
-    fields.only("suffix", &[json!("")]);
-    let (in_body, appends) = (fields.text("session_id"), fields.flag("session_append").unwrap_or(false));
-    fields.end();
-    problems.check(model)?;
-    params.turn.images = problems.images().decode()?;
-    let (ignored, notices) = (problems.take_ignored(), problems.take_notices());
+    let (params, (conversation, shows_reasoning, has_functions, session)) =
+        read_answer(app, body, |engine, fields| {
+            let (mut conversation, reasoning) = conversation_without_tools(app, fields);
+            let answer_start = message::continued(fields, &mut conversation.messages);
+            let schema_open = shape::is_open(fields, app.settings().schema_open);
+            let has_functions = fields.has("functions");
+            let tools = tools(app, fields, schema_open);
+            conversation.tools = tools.definitions.clone();
+            let reading = Reading { schema_open, may_be_none: false };
+            let mut params = params(app, engine, fields, Limits::default(), reading);
+            let has_constraint = params.has_constraint();
+            message::check_continued(fields, "continue_final_message", &answer_start, has_constraint);
+            params.turn =
+                TurnRequest { tools, answer_start, reasoning_budget: reasoning.budget, ..params.turn };
+            fields.only("modalities", &[json!(["text"])]);
+            ["echo", "add_special_tokens"].iter().for_each(|name| fields.only(name, &[false.into()]));
+            fields.only("suffix", &[json!("")]);
+            let session = (fields.text("session_id"), fields.flag("session_append").unwrap_or(false));
+            (params, (conversation, reasoning.is_shown, has_functions, session))
+        })?;
+    let (in_body, appends) = session;
     let session = session_of(in_body, appends, &incoming.headers, &incoming.caller)?;
     check_session(session.as_ref(), appends, params.num_choices)?;
     let streaming = params.streaming;
     let request = params.request(Prompt::Chat(conversation), session, incoming);
-    let request = GenerateRequest { notices, ..request };
-    Ok(ChatBody { request, streaming, shows_reasoning: reasoning.is_shown, has_functions, ignored })
+    Ok(ChatBody { request, streaming, shows_reasoning, has_functions })
 }
 
 /// Reads the inputs of the chat template, and how the answer begins.
@@ -125,27 +151,21 @@ fn conversation_without_tools(app: &App, fields: &mut Fields<'_>) -> (Conversati
 /// # Errors
 /// As [`chat`].
 pub fn completion(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<Completion, ApiError> {
-    let engine = app.engine()?;
-    let mut problems = problems(app);
-    let mut fields = Fields::new(body, &mut problems);
-    let model = check_model(app, &mut fields);
-    let prompts = prompts(&mut fields);
-    let prompts = between(&mut fields, prompts, &app.model().chat_tokenizer);
-    let echo = fields.flag("echo").unwrap_or(false);
-    let returns_token_ids = fields.flag("return_token_ids").unwrap_or(false);
-    let defaults = Limits { max_tokens: Some(COMPLETION_TOKENS), ..Limits::default() };
-    let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
-    let mut params = params(app, &engine, &mut fields, defaults, Reading { schema_open, may_be_none: echo });
-    let most = most_answers(&engine);
-    if prompts.len() * params.num_choices > most {
-        fields.out_of_range("prompt", &format!("and n together ask for more than {most} answers"));
-    }
-    fields.only("add_special_tokens", &[json!(true)]);
-    let in_body = fields.text("session_id");
-    fields.end();
-    problems.check(model)?;
-    params.turn.images = problems.images().decode()?;
-    let ignored = problems.take_ignored();
+    let (params, (prompts, echo, returns_token_ids, in_body)) = read_answer(app, body, |engine, fields| {
+        let prompts = prompts(fields);
+        let prompts = between(fields, prompts, &app.model().chat_tokenizer);
+        let echo = fields.flag("echo").unwrap_or(false);
+        let returns_token_ids = fields.flag("return_token_ids").unwrap_or(false);
+        let defaults = Limits { max_tokens: Some(COMPLETION_TOKENS), ..Limits::default() };
+        let schema_open = shape::is_open(fields, app.settings().schema_open);
+        let params = params(app, engine, fields, defaults, Reading { schema_open, may_be_none: echo });
+        let most = most_answers(engine);
+        if prompts.len() * params.num_choices > most {
+            fields.out_of_range("prompt", &format!("and n together ask for more than {most} answers"));
+        }
+        fields.only("add_special_tokens", &[json!(true)]);
+        (params, (prompts, echo, returns_token_ids, fields.text("session_id")))
+    })?;
     let session = session_of(in_body, false, &incoming.headers, &incoming.caller)?;
     if matches!(session, Some(RequestSession::Stored(_))) {
         let message = "a session is a conversation, which /v1/chat/completions continues";
@@ -160,17 +180,14 @@ pub fn completion(app: &App, body: Map<String, Value>, incoming: Incoming) -> Re
     let session = session.filter(|_| prompt_logprobs.is_none());
     let mut request = params.request(Prompt::Texts(prompts), session, incoming);
     request.turn.prompt_logprobs = prompt_logprobs;
-    Ok(Completion { request, streaming, echo, returns_token_ids, ignored })
+    Ok(Completion { request, streaming, echo, returns_token_ids })
 }
 
 /// A request for the text between two others.
 pub struct InfillBody {
     pub request: GenerateRequest,
-    pub streaming: Streaming,
     /// The members of the response that the client wants; empty for all.
     pub wanted: Vec<String>,
-    /// Fields that have no effect.
-    pub ignored: Vec<String>,
 }
 
 /// Reads llama.cpp's request for the text between two others.
@@ -178,32 +195,30 @@ pub struct InfillBody {
 /// # Errors
 /// As [`chat`].
 pub fn infill(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<InfillBody, ApiError> {
-    let engine = app.engine()?;
-    let mut problems = Problems::new(app.settings().lenient);
-    let mut fields = Fields::new(body, &mut problems);
-    let model = check_model(app, &mut fields);
-    let prompt = infill_prompt(&mut fields);
-    if app.model().chat_tokenizer.infill().is_none() {
-        fields.unsupported("input_prefix", "is not supported: this model has no fill-in-the-middle tokens");
-    }
-    let wanted = llama_cpp(&mut fields);
-    let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
-    let reading = Reading { schema_open, may_be_none: false };
-    let params = params(app, &engine, &mut fields, Limits::default(), reading);
-    if params.num_choices > 1 {
-        fields.unsupported("n", "is not supported: the response holds one text");
-    }
-    if params.turn.logprobs.is_some() {
-        fields.unsupported("logprobs", "is not supported, nor n_probs: the response holds text alone");
-    }
-    fields.end();
-    problems.check(model)?;
-    let ignored = problems.take_ignored();
+    let (params, (prompt, wanted)) = read_answer(app, body, |engine, fields| {
+        let prompt = infill_prompt(fields);
+        if app.model().chat_tokenizer.infill().is_none() {
+            fields
+                .unsupported("input_prefix", "is not supported: this model has no fill-in-the-middle tokens");
+        }
+        let wanted = llama_cpp(fields);
+        let params = plain_params(app, engine, fields);
+        if params.num_choices > 1 {
+            fields.unsupported("n", "is not supported: the response holds one text");
+        }
+        if params.turn.logprobs.is_some() {
+            fields.unsupported("logprobs", "is not supported, nor n_probs: the response holds text alone");
+        }
+        (params, (Prompt::Texts(vec![TextPrompt::Infill(prompt)]), wanted))
+    })?;
+    let session = transient_session(&incoming)?;
+    Ok(InfillBody { request: params.request(prompt, session, incoming), wanted })
+}
+
+/// The session of an API whose requests belong to no stored one.
+fn transient_session(incoming: &Incoming) -> Result<Option<RequestSession>, ApiError> {
     let session = session_of(None, false, &incoming.headers, &incoming.caller)?;
-    let session = session.filter(|session| matches!(session, RequestSession::Transient(_)));
-    let streaming = params.streaming;
-    let prompt = Prompt::Texts(vec![TextPrompt::Infill(prompt)]);
-    Ok(InfillBody { request: params.request(prompt, session, incoming), streaming, wanted, ignored })
+    Ok(session.filter(|session| matches!(session, RequestSession::Transient(_))))
 }
 
 /// Takes hints that llama.cpp's clients send with each request: limits of time, and indentation. Returns the members of the
@@ -216,17 +231,20 @@ fn llama_cpp(fields: &mut Fields<'_>) -> Vec<String> {
     wanted.iter().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
+/// Reads the shared fields of an API without defaults of its own.
+fn plain_params(app: &App, engine: &EngineClient, fields: &mut Fields<'_>) -> AnswerParams {
+    let schema_open = shape::is_open(fields, app.settings().schema_open);
+    params(app, engine, fields, Limits::default(), Reading { schema_open, may_be_none: false })
+}
+
 /// A completion in llama.cpp's form.
 pub struct NativeBody {
     pub request: GenerateRequest,
-    pub streaming: Streaming,
     /// The members of the response that the client wants; empty for all.
     pub wanted: Vec<String>,
     pub returns_tokens: bool,
     /// The prompts are a list.
     pub is_list: bool,
-    /// Fields that have no effect.
-    pub ignored: Vec<String>,
 }
 
 /// Reads llama.cpp's request to go on with texts.
@@ -234,33 +252,24 @@ pub struct NativeBody {
 /// # Errors
 /// As [`chat`].
 pub fn native(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result<NativeBody, ApiError> {
-    let engine = app.engine()?;
-    let mut problems = problems(app);
-    let mut fields = Fields::new(body, &mut problems);
-    let model = check_model(app, &mut fields);
-    let prompts = prompts(&mut fields);
-    let wanted = llama_cpp(&mut fields);
-    let num_probs = fields.size("n_probs").filter(|count| *count > 0);
-    if num_probs.is_some_and(|count| count > MAX_LOGPROBS) {
-        fields.out_of_range("n_probs", &format!("is not in [0, {MAX_LOGPROBS}]"));
-    }
-    let returns_tokens = fields.flag("return_tokens").unwrap_or(false);
-    let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
-    let reading = Reading { schema_open, may_be_none: false };
-    let mut params = params(app, &engine, &mut fields, Limits::default(), reading);
-    if params.num_choices > 1 || prompts.len() > most_answers(&engine) {
-        fields.unsupported("n", "is not supported: each prompt has one text");
-    }
-    fields.end();
-    problems.check(model)?;
-    params.turn.images = problems.images().decode()?;
-    params.turn.logprobs = num_probs.or(params.turn.logprobs);
-    let ignored = problems.take_ignored();
-    let session = session_of(None, false, &incoming.headers, &incoming.caller)?;
-    let session = session.filter(|session| matches!(session, RequestSession::Transient(_)));
-    let (streaming, is_list) = (params.streaming, prompts.len() > 1);
+    let (params, (prompts, wanted, returns_tokens)) = read_answer(app, body, |engine, fields| {
+        let prompts = prompts(fields);
+        let wanted = llama_cpp(fields);
+        let num_probs = fields.size("n_probs").filter(|count| *count > 0);
+        if num_probs.is_some_and(|count| count > MAX_LOGPROBS) {
+            fields.out_of_range("n_probs", &format!("is not in [0, {MAX_LOGPROBS}]"));
+        }
+        let returns_tokens = fields.flag("return_tokens").unwrap_or(false);
+        let mut params = plain_params(app, engine, fields);
+        if params.num_choices > 1 || prompts.len() > most_answers(engine) {
+            fields.unsupported("n", "is not supported: each prompt has one text");
+        }
+        params.turn.logprobs = num_probs.or(params.turn.logprobs);
+        (params, (prompts, wanted, returns_tokens))
+    })?;
+    let (session, is_list) = (transient_session(&incoming)?, prompts.len() > 1);
     let request = params.request(Prompt::Texts(prompts), session, incoming);
-    Ok(NativeBody { request, streaming, wanted, returns_tokens, is_list, ignored })
+    Ok(NativeBody { request, wanted, returns_tokens, is_list })
 }
 
 fn infill_prompt(fields: &mut Fields<'_>) -> InfillPrompt {
@@ -287,6 +296,11 @@ fn infill_prompt(fields: &mut Fields<'_>) -> InfillPrompt {
 }
 
 impl AnswerParams {
+    /// Creates the parameters of one answer.
+    pub fn new(turn: TurnRequest, streaming: Streaming) -> Self {
+        Self { num_choices: 1, turn, streaming, ignored: Vec::new(), notices: Vec::new() }
+    }
+
     pub fn has_constraint(&self) -> bool {
         self.turn.constraint.is_some()
     }
@@ -298,7 +312,7 @@ impl AnswerParams {
         session: Option<RequestSession>,
         incoming: Incoming,
     ) -> GenerateRequest {
-        let Self { num_choices, turn, streaming } = self;
+        let Self { num_choices, turn, streaming, ignored, notices } = self;
         let texts: &[TextPrompt] = if let Prompt::Texts(texts) = &prompt { texts } else { &[] };
         // Drawn here, so that a header can tell it before the answer. Each of several prompts draws its own.
         let seed = turn.sampling.seed.or_else(|| (texts.len() <= 1).then(draw_seed));
@@ -307,8 +321,8 @@ impl AnswerParams {
         let sampling = GivenSampling { seed, ..turn.sampling.or(&below) };
         let turn = TurnRequest { sampling, is_streamed: streaming.is_on, ..turn };
         let Incoming { request_id, begun, .. } = incoming;
-        let notices = Vec::new();
-        GenerateRequest { prompt, turn, num_choices, session, request_id, begun, notices, note: None }
+        let note = None;
+        GenerateRequest { prompt, turn, num_choices, session, request_id, begun, ignored, notices, note }
     }
 }
 
@@ -345,7 +359,7 @@ pub fn params(
     let streaming = streaming(fields);
     params::labels(fields);
     check_ranges(&turn.sampling, engine.spec().vocab_size(), fields.problems());
-    AnswerParams { num_choices, turn, streaming }
+    AnswerParams { num_choices, ..AnswerParams::new(turn, streaming) }
 }
 
 /// Returns limits with what the server's settings say of all requests.
@@ -388,16 +402,12 @@ pub fn check_ranges(sampling: &GivenSampling, vocab_size: usize, problems: &mut 
 
 /// Takes the model's name. The only model that writes text also answers to names that are no other
 /// model's, because many clients are set to one; then the field has no effect.
-pub fn check_model(app: &App, fields: &mut Fields<'_>) -> Result<(), ApiError> {
-    match fields.text("model") {
-        Some(model) if app.answers_to(&model) => Ok(()),
-        Some(model) if name_adapter(app, &model, fields) => Ok(()),
-        Some(model) if app.knows_other(&model) => Err(model_not_found(&model, &app.model().id)),
-        Some(_) => {
-            fields.ignored("model");
-            Ok(())
-        }
-        None => Ok(()),
+fn check_model(app: &App, fields: &mut Fields<'_>) {
+    let Some(model) = fields.text("model") else { return };
+    match () {
+        () if app.answers_to(&model) || name_adapter(app, &model, fields) => {}
+        () if app.knows_other(&model) => fields.problems().no_model(model_not_found(&model, &app.model().id)),
+        () => fields.ignored("model"),
     }
 }
 

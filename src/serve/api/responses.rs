@@ -21,14 +21,13 @@ use axum::extract::{Path, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
 
 use super::blocking::blocking;
-use super::body::{Incoming, JsonBody};
-use super::generate::{Prompt, Running, Update};
-use super::reply::{AnswerHeaders, Ignored};
+use super::body::PostedBody;
+use super::generate::Prompt;
+use super::reply::Ignored;
 use super::session_host::SessionHost;
-use super::{drive, sse, text};
+use super::{sse, text};
 use crate::App;
 use crate::error::ApiError;
 use crate::gate::owner::Caller;
@@ -37,41 +36,20 @@ pub use body::read;
 use body::ResponsesBody;
 use events::ResponseEvents;
 
-pub async fn post(
-    State(app): State<App>,
-    incoming: Incoming,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let asked = blocking(&app, move |app| read(app, body, incoming)).await?;
-    let ResponsesBody { request, is_streamed, writer, ignored } = asked;
-    let headers = AnswerHeaders::new(&app, &request, ignored);
-    let running = match drive::begin(&app, request).await {
-        Err(error) if is_streamed && error.code == Some("context_length_exceeded") => failed(error),
-        begun => begun?,
-    };
-    sse::answer(running, headers, is_streamed, ResponseEvents::new(writer)).await
-}
-
-/// Returns an answer that fails at once.
-fn failed(error: ApiError) -> Running {
-    let (sender, updates) = mpsc::unbounded_channel();
-    let _ = sender.send(Update::Failed(error)); // the receiver is beside it
-    Running { prompts: Vec::new(), placed: None, updates }
+pub async fn post(State(app): State<App>, posted: PostedBody) -> Result<Response, ApiError> {
+    let ResponsesBody { request, writer } = posted.read(&app, read).await?;
+    sse::answer(&app, request, |_| ResponseEvents::new(writer)).await
 }
 
 /// Counts the tokens of a request's prompt.
-pub async fn input_tokens(
-    State(app): State<App>,
-    incoming: Incoming,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let ResponsesBody { request, ignored, .. } = blocking(&app, move |app| read(app, body, incoming)).await?;
+pub async fn input_tokens(State(app): State<App>, posted: PostedBody) -> Result<Response, ApiError> {
+    let ResponsesBody { request, .. } = posted.read(&app, read).await?;
     let Prompt::Chat(conversation) = request.prompt else {
         return Err(ApiError::internal("a response without a conversation"));
     };
     let count = text::count_of(&app, conversation, request.turn.answer_start).await?;
     let object = json!({"object": "response.input_tokens", "input_tokens": count});
-    Ok((Ignored(ignored), Json(object)).into_response())
+    Ok((Ignored(request.ignored), Json(object)).into_response())
 }
 
 /// Returns a stored response.

@@ -130,12 +130,8 @@ pub fn fork_body(
     host: &SessionHost,
     body: Map<String, Value>,
 ) -> Result<(SessionName, Option<usize>), ApiError> {
-    let mut problems = Problems::new(host.is_lenient());
-    let mut fields = Fields::new(body, &mut problems);
-    let to = required_text(&mut fields, "to");
-    let turns = fields.size("turns");
-    fields.end();
-    problems.check(Ok(()))?;
+    let read = |fields: &mut Fields<'_>| (required_text(fields, "to"), fields.size("turns"));
+    let ((to, turns), _) = Problems::new(host.is_lenient()).read(body, read)?;
     Ok((session_name(&to).map_err(|error| error.param("to"))?, turns))
 }
 
@@ -220,11 +216,7 @@ pub fn only_name(
     body: Map<String, Value>,
     member: &'static str,
 ) -> Result<SessionName, ApiError> {
-    let mut problems = Problems::new(host.is_lenient());
-    let mut fields = Fields::new(body, &mut problems);
-    let name = required_text(&mut fields, member);
-    fields.end();
-    problems.check(Ok(()))?;
+    let (name, _) = Problems::new(host.is_lenient()).read(body, |fields| required_text(fields, member))?;
     session_name(&name).map_err(|error| error.param(member))
 }
 

@@ -19,8 +19,10 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use super::collect::{self, Collected};
-use super::generate::{FinishedChoice, Progress, Running, Totals, Update};
+use super::drive;
+use super::generate::{FinishedChoice, GenerateRequest, Progress, Running, Totals, Update};
 use super::reply::{AnswerHeaders, RunningUsage};
+use crate::App;
 use crate::error::ApiError;
 use crate::wire::anthropic::error as anthropic;
 use crate::wire::ollama::{self, is_ollama};
@@ -48,6 +50,9 @@ pub trait WireFormat: Send + 'static {
 
     /// The stream is no stream of events: each object is a line, as in Ollama's API.
     const IS_LINES: bool = false;
+
+    /// A stream whose prompt is too long begins and fails, instead of being refused.
+    const BEGINS_TOO_LONG: bool = false;
 
     /// Returns a whole answer.
     ///
@@ -88,17 +93,26 @@ pub trait WireFormat: Send + 'static {
     }
 }
 
-/// Waits for an answer, or begins its stream, in a format.
+/// Runs a request and waits for its answer, or begins the answer's stream, in the format that `begin` makes when the request is
+/// admitted.
 ///
 /// # Errors
 /// Why there is no answer.
-pub async fn answer(
-    running: Running,
-    mut headers: AnswerHeaders,
-    is_streamed: bool,
-    format: impl WireFormat,
+pub async fn answer<F: WireFormat>(
+    app: &App,
+    mut request: GenerateRequest,
+    begin: impl FnOnce(&mut Running) -> F,
 ) -> Result<Response, ApiError> {
+    let is_streamed = request.turn.is_streamed;
+    let mut headers = AnswerHeaders::new(app, &mut request);
+    let mut running = match drive::begin(app, request).await {
+        Err(error) if F::BEGINS_TOO_LONG && is_streamed && error.code == Some("context_length_exceeded") => {
+            Running::failed(error)
+        }
+        begun => begun?,
+    };
     headers.learn(&running);
+    let format = begin(&mut running);
     let response = match is_streamed {
         true => response(running, format),
         false => {

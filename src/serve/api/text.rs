@@ -7,9 +7,8 @@ use serde_json::{Map, Value, json};
 
 use super::blocking::blocking;
 use super::body::JsonBody;
-use super::image_urls::problems;
 use super::reply::Ignored;
-use super::request::{check_model, conversation, token_ids};
+use super::request::{conversation, read_body, token_ids};
 use crate::App;
 use crate::engines::preparing::bytes_of;
 use crate::error::ApiError;
@@ -241,11 +240,6 @@ pub fn read_fields<T>(
     body: Map<String, Value>,
     read: impl FnOnce(&App, &mut Fields<'_>) -> T,
 ) -> Result<(Ignored, T), ApiError> {
-    let mut problems = problems(app);
-    let mut fields = Fields::new(body, &mut problems);
-    let model = check_model(app, &mut fields);
-    let read = read(app, &mut fields);
-    fields.end();
-    problems.check(model)?;
+    let (read, mut problems) = read_body(app, body, |fields| read(app, fields))?;
     Ok((Ignored(problems.take_ignored()), read))
 }

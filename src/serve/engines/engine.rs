@@ -12,9 +12,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use parking_lot::RwLock;
+use serde::Serialize;
 
 use crate::error::ApiError;
 use llmctl_engine::EngineClient;
@@ -52,25 +55,17 @@ pub struct Recovery {
     pub gave_up: Box<dyn FnMut(String) + Send>,
 }
 
-/// Health of one engine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Health of one engine, by its name in `/health`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Health {
+    #[serde(rename = "up")]
     Up,
     /// Lost, or reported lost; a restart is under way.
+    #[serde(rename = "restarting")]
     Down,
     /// Lost for good: restarts have failed.
+    #[serde(rename = "failed")]
     GivenUp,
-}
-
-impl Health {
-    /// Returns the name in `/health`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Health::Up => "up",
-            Health::Down => "restarting",
-            Health::GivenUp => "failed",
-        }
-    }
 }
 
 /// The engine in use, and its replacements.
@@ -158,7 +153,7 @@ impl EngineSlot {
             other => other.clone(),
         };
         {
-            let mut state = self.state.engine.write().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state.engine.write();
             *state = doubted(&state);
         }
         self.state.wake();
@@ -236,11 +231,11 @@ impl SlotState {
     }
 
     fn get(&self) -> EngineState {
-        self.engine.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.engine.read().clone()
     }
 
     fn set(&self, state: EngineState) {
-        *self.engine.write().unwrap_or_else(PoisonError::into_inner) = state;
+        *self.engine.write() = state;
     }
 }
 

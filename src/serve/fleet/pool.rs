@@ -6,10 +6,11 @@
 
 use std::future::pending;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::{OnceCell, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep_until;
@@ -172,7 +173,7 @@ impl<T: Unload> ModelPool<T> {
 
     /// Returns the next step of a caller, which waits from the first one that is no use.
     fn waiting_step(&self, index: usize, bytes: u64, wait: &mut Option<MemberWait<T>>) -> Step<T> {
-        let mut table = self.table();
+        let mut table = self.state.table.lock();
         let step = table.step(index, bytes, Instant::now());
         if wait.is_none() && matches!(step, Step::Wait(_) | Step::Load(_)) {
             table.wait(index);
@@ -184,7 +185,7 @@ impl<T: Unload> ModelPool<T> {
     /// Returns the bytes that a member needs, computed once. After a failure, nothing is computed for a while.
     async fn estimate(&self, index: usize) -> Result<u64, Unavailable> {
         let compute = || async {
-            if let Some(why) = self.table().failure(index, Instant::now()) {
+            if let Some(why) = self.state.table.lock().failure(index, Instant::now()) {
                 return Err(why);
             }
             let state = Arc::clone(&self.state);
@@ -206,7 +207,7 @@ impl<T: Unload> ModelPool<T> {
         let refused = |why| Unavailable::Refused(UseRefusal::Failed(why));
         let bytes = contained(|| (self.state.sources[index].estimate)()).map_err(refused)?;
         let _ = self.state.estimates[index].set(bytes); // fails if it is known
-        let step = self.table().step(index, bytes, Instant::now());
+        let step = self.state.table.lock().step(index, bytes, Instant::now());
         match step {
             Step::Load(load) => self.run_load(index, load),
             Step::Refuse(refusal) => return Err(Unavailable::Refused(refusal)),
@@ -262,12 +263,12 @@ impl<T: Unload> ModelPool<T> {
         let mut changes = self.state.changes.subscribe();
         while !self.state.is_closed.load(Ordering::Acquire) {
             changes.mark_unchanged();
-            let expired = self.table().expire(keep_alive, Instant::now());
+            let expired = self.state.table.lock().expire(keep_alive, Instant::now());
             if let Some((index, value)) = expired {
                 self.begin_unload(index, value);
                 continue;
             }
-            let next = self.table().next_expiry(keep_alive);
+            let next = self.state.table.lock().next_expiry(keep_alive);
             tokio::select! {
                 _ = changes.changed() => {}
                 () = at(next) => {}
@@ -282,7 +283,7 @@ impl<T: Unload> ModelPool<T> {
 
     /// Returns the time that is left of a loaded member; `None` is for ever. `keep_alive` is that of all.
     pub fn left(&self, index: usize, keep_alive: Duration) -> Option<Duration> {
-        self.table().left(index, keep_alive, Instant::now())
+        self.state.table.lock().left(index, keep_alive, Instant::now())
     }
 
     /// Refuses uses and loads from now on.
@@ -305,35 +306,30 @@ impl<T: Unload> ModelPool<T> {
     }
 
     pub fn status(&self, index: usize) -> Status {
-        self.table().status(index)
+        self.state.table.lock().status(index)
     }
 
     /// Returns the value of a loaded member, without using it.
     pub fn value(&self, index: usize) -> Option<T> {
-        self.table().value(index).cloned()
+        self.state.table.lock().value(index).cloned()
     }
 
     /// Returns the values of all loaded members.
     pub fn values(&self) -> Vec<T> {
-        self.table().values()
+        self.state.table.lock().values()
     }
 
     fn no_room(&self, needed: u64) -> Unavailable {
-        let table = self.table();
+        let table = self.state.table.lock();
         let budget = table.budget();
         Unavailable::NoRoom { needed, free: budget.saturating_sub(table.used()), budget }
     }
 
     /// Changes the table, and tells those who wait.
     fn change<R>(&self, change: impl FnOnce(&mut ModelTable<T>) -> R) -> R {
-        let result = change(&mut self.table());
+        let result = change(&mut self.state.table.lock());
         self.state.changes.send_replace(());
         result
-    }
-
-    /// Locks the table. A poisoned lock is fine: the table is consistent after each of its calls.
-    fn table(&self) -> MutexGuard<'_, ModelTable<T>> {
-        self.state.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

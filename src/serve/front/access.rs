@@ -63,7 +63,7 @@ pub async fn observe(State(lifecycle): State<Lifecycle>, mut request: Request, n
     };
     let mut response = in_envelope(response, &method, &path).await;
     if is_ollama {
-        response = with_error(response, |error| (ollama::status(error), ollama::error_body(error)));
+        response = with_error(response, ollama::error_body);
     } else if is_anthropic {
         response = in_anthropic_form(response, &id);
     }
@@ -117,12 +117,11 @@ async fn in_envelope(response: Response, method: &Method, path: &str) -> Respons
     enveloped
 }
 
-/// Writes the error of a response, if it is one, in another API's envelope: a status and a body.
-fn with_error(mut response: Response, write: impl FnOnce(&ApiError) -> (StatusCode, Value)) -> Response {
+/// Writes the error of a response, if it is one, in another API's envelope.
+fn with_error(mut response: Response, write: impl FnOnce(&ApiError) -> Value) -> Response {
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
-        let (status, body) = write(&error);
-        let body = body.to_string();
-        *response.status_mut() = status;
+        let body = write(&error).to_string();
+        *response.status_mut() = error.plain_status();
         response.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from(body.len()));
         *response.body_mut() = Body::from(body);
     }
@@ -131,8 +130,7 @@ fn with_error(mut response: Response, write: impl FnOnce(&ApiError) -> (StatusCo
 
 /// Adds Anthropic's header to a response, and writes an error in its envelope.
 fn in_anthropic_form(response: Response, id: &HttpRequestId) -> Response {
-    use anthropic::error;
-    let mut response = with_error(response, |error| (error::status(error), error::body(error, &id.0)));
+    let mut response = with_error(response, |error| anthropic::error::body(error, &id.0));
     if let Ok(id) = HeaderValue::from_str(&id.0) {
         response.headers_mut().insert(REQUEST_ID, id);
     }

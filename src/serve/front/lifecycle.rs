@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use serde::Serialize;
 use serde_json::json;
 
 use crate::engines::EngineStatus;
@@ -20,7 +21,8 @@ use crate::telemetry::observe::Observer;
 use crate::{App, ServeSettings};
 
 /// The stage of the server, in order of time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 #[repr(u8)]
 pub enum Stage {
     Loading,
@@ -202,7 +204,7 @@ impl Lifecycle {
 
     fn workers(&self, app: &App) -> Vec<serde_json::Value> {
         let worker = |worker: EngineStatus| {
-            let mut status = json!({"state": worker.health.name(), "restarts": worker.num_restarts});
+            let mut status = json!({"state": worker.health, "restarts": worker.num_restarts});
             if self.fleet().is_some() {
                 status["model"] = app.model().id.as_str().into();
             }

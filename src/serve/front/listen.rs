@@ -12,7 +12,7 @@ use std::future::poll_fn;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::pin::{Pin, pin};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use parking_lot::RwLock;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::runtime::Runtime;
@@ -289,14 +290,14 @@ impl Server {
     pub fn open_with(&self, app: App, api: Router<App>) {
         let api = api.with_state(app.clone());
         let router = router::router(&self.shared.lifecycle, api);
-        *self.shared.router.write().unwrap_or_else(PoisonError::into_inner) = router;
+        *self.shared.router.write() = router;
         self.shared.lifecycle.open(app);
     }
 
     /// Serves several models from now on, and unloads those that have been idle for `keep_alive`, or as their requests ask.
     pub fn open_fleet(&self, fleet: Fleet, keep_alive: Option<Duration>) {
         let router = router::router(&self.shared.lifecycle, fleet::routes(fleet.clone()));
-        *self.shared.router.write().unwrap_or_else(PoisonError::into_inner) = router;
+        *self.shared.router.write() = router;
         if let Some(runtime) = &self.runtime {
             runtime.spawn(fleet.clone().expire_idle(keep_alive.unwrap_or(Duration::MAX)));
         }
@@ -551,7 +552,7 @@ async fn answer(
     if let Some(uri) = without_stray_slashes(request.uri()) {
         *request.uri_mut() = uri;
     }
-    let router = shared.router.read().unwrap_or_else(PoisonError::into_inner).clone();
+    let router = shared.router.read().clone();
     let mut answered = TowerToHyperService::new(router).call(request).await;
     if let Ok(response) = &mut answered
         && shared.lifecycle.stage() == Stage::Draining

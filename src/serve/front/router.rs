@@ -14,7 +14,7 @@ use axum::routing::get;
 use serde_json::json;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-use super::lifecycle::{Lifecycle, Stage};
+use super::lifecycle::Lifecycle;
 use super::{access, guard};
 use crate::App;
 use crate::error::ApiError;
@@ -93,16 +93,11 @@ async fn index(
 }
 
 fn description(lifecycle: &Lifecycle) -> Json<serde_json::Value> {
-    let stage = match lifecycle.stage() {
-        Stage::Loading => "loading",
-        Stage::Serving => "serving",
-        Stage::Draining => "draining",
-    };
     let (model, settings) = lifecycle.served().unzip();
     let mut description = json!({
         "name": "llmctl",
         "version": env!("CARGO_PKG_VERSION"),
-        "status": stage,
+        "status": lifecycle.stage(),
         "model": model,
         "base_url": "/v1",
         "shares_sessions": settings.map(|settings| settings.share_sessions),

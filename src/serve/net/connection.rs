@@ -12,11 +12,12 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::http::Version;
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -88,7 +89,7 @@ impl Connections {
     /// # Errors
     /// [`Full`] if none is idle.
     pub fn enter(self: &Arc<Self>, peer: Peer) -> Result<(OpenConnection, bool), Full> {
-        let mut table = self.lock();
+        let mut table = self.table.lock();
         let makes_room = table.num_open >= self.limits.max_connections;
         if makes_room {
             let (_, longest_idle) = table.idle.pop_first().ok_or(Full)?;
@@ -115,11 +116,11 @@ impl Connections {
     }
 
     pub fn num_open(&self) -> usize {
-        self.lock().num_open
+        self.table.lock().num_open
     }
 
     pub fn num_busy(&self) -> usize {
-        let table = self.lock();
+        let table = self.table.lock();
         table.num_open - table.idle.len().min(table.num_open)
     }
 
@@ -132,10 +133,6 @@ impl Connections {
             }
             notified.await;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ConnectionTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -156,8 +153,8 @@ impl OpenConnection {
 impl Drop for OpenConnection {
     fn drop(&mut self) {
         let connections = &self.0.0.connections;
-        let idle_key = self.0.state().idle_key;
-        let mut table = connections.lock();
+        let idle_key = self.0.0.state.lock().idle_key;
+        let mut table = connections.table.lock();
         table.idle.remove(&idle_key);
         table.num_open -= 1;
         if table.num_open == 0 {
@@ -245,10 +242,10 @@ impl ConnectionInfo {
 
     /// Marks a request as under way until the value is dropped.
     pub fn begin_request(&self) -> Busy {
-        let mut state = self.state();
+        let mut state = self.0.state.lock();
         state.activity = Activity::Request { whole_since: None, takes_interim: false };
         state.has_two_lengths = has_two_lengths(&std::mem::take(&mut state.head));
-        self.0.connections.lock().idle.remove(&state.idle_key);
+        self.0.connections.table.lock().idle.remove(&state.idle_key);
         drop(state);
         Busy(self.clone())
     }
@@ -257,16 +254,16 @@ impl ConnectionInfo {
     /// the latter and hides the former; what a proxy went by is unknown. False for a request that arrived in
     /// one piece with an earlier one, after which hyper closes the connection all the same.
     pub fn has_two_lengths(&self) -> bool {
-        self.state().has_two_lengths
+        self.0.state.lock().has_two_lengths
     }
 
     pub fn is_busy(&self) -> bool {
-        matches!(self.state().activity, Activity::Request { .. })
+        matches!(self.0.state.lock().activity, Activity::Request { .. })
     }
 
     /// Records that the request under way has been received, body included.
     pub fn has_whole_request(&self, version: Version) {
-        let mut state = self.state();
+        let mut state = self.0.state.lock();
         if let Activity::Request { whole_since, takes_interim } = &mut state.activity {
             (*whole_since, *takes_interim) = (Some(Instant::now()), version == Version::HTTP_11);
         }
@@ -274,7 +271,7 @@ impl ConnectionInfo {
 
     /// The client's side has ended. Whether the client waits for an answer all the same, and whether it is to be asked.
     fn at_end(&self, watch: impl FnOnce() -> Option<PeerProbe>) -> (bool, bool) {
-        let mut state = self.state();
+        let mut state = self.0.state.lock();
         let (asked, takes_interim) = match state.activity {
             Activity::Idle(_) => (None, false),
             Activity::Head(since) => (Some(since), false), // the request may have been read, and not begun yet
@@ -286,12 +283,12 @@ impl ConnectionInfo {
 
     /// No answer comes through to it.
     fn is_gone(&self) {
-        self.state().end = ClientEnd::Gone;
+        self.0.state.lock().end = ClientEnd::Gone;
     }
 
     /// Looks after a client that has ended its side: whether it is there, and has been answered. True when nothing is to come.
     pub fn look(&self) -> bool {
-        let mut state = self.state();
+        let mut state = self.0.state.lock();
         let is_answered = matches!(state.activity, Activity::Idle(_));
         state.end.look(is_answered);
         is_answered
@@ -305,7 +302,7 @@ impl ConnectionInfo {
     /// When it will have to end if nothing happens, and why.
     pub fn deadline(&self) -> Option<(Instant, Overdue)> {
         let limits = self.0.connections.limits();
-        let state = self.state();
+        let state = self.0.state.lock();
         let of_activity = match state.activity {
             Activity::Idle(since) => Some((after(since, limits.idle_timeout), Overdue::Idle)),
             Activity::Head(since) => Some((after(since, limits.header_timeout), Overdue::Header)),
@@ -317,8 +314,8 @@ impl ConnectionInfo {
     }
 
     fn become_idle(&self) {
-        let mut state = self.state();
-        let mut table = self.0.connections.lock();
+        let mut state = self.0.state.lock();
+        let mut table = self.0.connections.table.lock();
         table.clock += 1;
         state.idle_key = table.clock;
         state.activity = Activity::Idle(Instant::now());
@@ -326,7 +323,7 @@ impl ConnectionInfo {
     }
 
     fn has_read(&self, bytes: &[u8]) {
-        let mut state = self.state();
+        let mut state = self.0.state.lock();
         if matches!(state.activity, Activity::Request { .. }) {
             return;
         }
@@ -338,15 +335,11 @@ impl ConnectionInfo {
     }
 
     fn has_written(&self, is_blocked: bool) {
-        let mut state = self.state();
+        let mut state = self.0.state.lock();
         if let Activity::Request { takes_interim, .. } = &mut state.activity {
             *takes_interim = false;
         }
         state.blocked = if is_blocked { state.blocked.or_else(|| Some(Instant::now())) } else { None };
-    }
-
-    fn state(&self) -> MutexGuard<'_, ConnectionState> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -10,8 +10,10 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 /// A body that has come within this time is not slow.
 pub const PROMPT: Duration = Duration::from_secs(1);
@@ -33,7 +35,7 @@ impl Uploads {
     pub fn enter(&self, client: Option<IpAddr>) -> Option<Slow> {
         let Some(client) = client.filter(|_| self.most > 0) else { return Some(Slow(None)) };
         let site = site(client);
-        let mut places = self.lock();
+        let mut places = self.places.lock();
         let count = places.entry(site).or_default();
         if *count >= self.most {
             return None;
@@ -41,11 +43,6 @@ impl Uploads {
         *count += 1;
         drop(places);
         Some(Slow(Some((self.clone(), site))))
-    }
-
-    /// Locks the counts. A poisoned lock is fine: each change is a single assignment.
-    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
-        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -56,7 +53,7 @@ pub struct Slow(Option<(Uploads, IpAddr)>);
 impl Drop for Slow {
     fn drop(&mut self) {
         let Some((uploads, site)) = &self.0 else { return };
-        let mut places = uploads.lock();
+        let mut places = uploads.places.lock();
         if let Some(count) = places.get_mut(site) {
             *count -= 1;
             if *count == 0 {
@@ -91,7 +88,7 @@ mod tests {
         drop(held);
         assert!(uploads.enter(address("192.0.2.1")).is_some());
         drop(others);
-        assert!(uploads.lock().is_empty(), "who is gone is forgotten");
+        assert!(uploads.places.lock().is_empty(), "who is gone is forgotten");
     }
 
     #[test]
@@ -106,6 +103,6 @@ mod tests {
     fn without_a_limit_nobody_is_counted() {
         let uploads = Uploads::new(0);
         let held: Vec<Slow> = (0..100).filter_map(|_| uploads.enter("192.0.2.1".parse().ok())).collect();
-        assert!(held.len() == 100 && uploads.lock().is_empty());
+        assert!(held.len() == 100 && uploads.places.lock().is_empty());
     }
 }

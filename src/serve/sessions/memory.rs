@@ -4,13 +4,15 @@
 //! there are.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 
-use super::{SessionKey, locked};
+use parking_lot::Mutex;
+
+use super::SessionKey;
 use crate::gate::owner::Owner;
 use llmctl_base::{Error, Result};
 use llmctl_engine::session::store::{
-    Branch, BranchReason, ForkOf, Listed, ModelFingerprint, SavedSession, SessionName, SessionSummary, now_ms,
+    BranchReason, Listed, ModelFingerprint, SavedSession, SessionName, SessionSummary, name_taken,
+    not_a_branch, now_ms,
 };
 use llmctl_engine::turn::SessionChat;
 
@@ -36,13 +38,13 @@ type All = BTreeMap<SessionKey, MemorySession>;
 
 impl MemoryStore {
     pub fn has_room(&self) -> bool {
-        locked(&self.kept).len() < MAX_CONVERSATIONS
+        self.kept.lock().len() < MAX_CONVERSATIONS
     }
 
     /// # Errors
     /// [`Error::SessionBusy`] when another was quicker; [`Error::SessionsFull`].
     pub fn begin(&self, key: &SessionKey, model: &ModelFingerprint) -> Result<SessionChat> {
-        let mut kept = locked(&self.kept);
+        let mut kept = self.kept.lock();
         if kept.contains_key(key) {
             return Err(Error::SessionBusy(key.name.to_string()));
         }
@@ -55,25 +57,25 @@ impl MemoryStore {
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`].
     pub fn open(&self, key: &SessionKey) -> Result<SavedSession> {
-        let mut kept = locked(&self.kept);
+        let mut kept = self.kept.lock();
         let kept = closed(&mut kept, key)?;
         kept.is_open = true;
         Ok(kept.saved.clone())
     }
 
     pub fn close(&self, key: &SessionKey, saved: SavedSession) {
-        locked(&self.kept).insert(key.clone(), MemorySession { saved, is_open: false });
+        self.kept.lock().insert(key.clone(), MemorySession { saved, is_open: false });
     }
 
     /// Removes one that is open.
     pub fn forget(&self, key: &SessionKey) {
-        locked(&self.kept).remove(key);
+        self.kept.lock().remove(key);
     }
 
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`].
     pub fn remove(&self, key: &SessionKey) -> Result<()> {
-        let mut kept = locked(&self.kept);
+        let mut kept = self.kept.lock();
         closed(&mut kept, key)?;
         kept.remove(key);
         Ok(())
@@ -82,18 +84,18 @@ impl MemoryStore {
     /// # Errors
     /// [`Error::SessionNotFound`].
     pub fn read(&self, key: &SessionKey) -> Result<SavedSession> {
-        locked(&self.kept).get(key).map(|kept| kept.saved.clone()).ok_or_else(|| not_found(key))
+        self.kept.lock().get(key).map(|kept| kept.saved.clone()).ok_or_else(|| not_found(key))
     }
 
     pub fn list(&self, owner: &Owner) -> Vec<Listed> {
-        let kept = locked(&self.kept);
+        let kept = self.kept.lock();
         kept.iter().filter(|(key, _)| key.owner == *owner).map(listed).collect()
     }
 
     /// # Errors
     /// [`Error::SessionNotFound`].
     pub fn branches(&self, of: &SessionKey) -> Result<Vec<Listed>> {
-        let kept = locked(&self.kept);
+        let kept = self.kept.lock();
         let root = kept.get(of).ok_or_else(|| not_found(of))?.saved.root_id();
         let is_branch = |(_, kept): &(&SessionKey, &MemorySession)| {
             kept.saved.branch().is_some_and(|branch| branch.of == root)
@@ -108,9 +110,9 @@ impl MemoryStore {
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionsFull`].
     pub fn branch(&self, from: &SessionKey, turns: usize) -> Result<(SessionKey, SavedSession)> {
-        let mut kept = locked(&self.kept);
+        let mut kept = self.kept.lock();
         let saved = kept.get(from).ok_or_else(|| not_found(from))?.saved.clone();
-        let branch = branch_of(from, &saved, turns, BranchReason::Request);
+        let branch = saved.branched(&from.name, Some(turns), BranchReason::Request)?;
         let key = free_name(&kept, from, &saved);
         insert(&mut kept, key.clone(), branch.clone(), true)?;
         Ok((key, branch))
@@ -129,9 +131,9 @@ impl MemoryStore {
         if saved.turns.is_empty() {
             return Ok(None);
         }
-        let mut kept = locked(&self.kept);
+        let mut kept = self.kept.lock();
         let name = free_name(&kept, key, saved);
-        insert(&mut kept, name.clone(), branch_of(key, saved, saved.turns.len(), reason), false)?;
+        insert(&mut kept, name.clone(), saved.branched(&key.name, None, reason)?, false)?;
         Ok(Some(name.name))
     }
 
@@ -147,8 +149,7 @@ impl MemoryStore {
         let from = key.sibling(branch.clone());
         let saved = self.read(&from)?;
         if saved.branch().is_none_or(|branch| branch.of != session_chat.saved().id) {
-            let message = format!("session {:?} is not a branch of it", branch.as_str());
-            return Err(Error::InvalidParameter { name: "branch", message });
+            return Err(not_a_branch(branch));
         }
         self.open(&from)?;
         let kept = self.keep(key, session_chat.saved(), BranchReason::Restore);
@@ -163,10 +164,10 @@ impl MemoryStore {
     /// # Errors
     /// [`Error::SessionNotFound`]; [`Error::SessionBusy`]; [`Error::InvalidParameter`] naming `session`.
     pub fn rename(&self, from: &SessionKey, to: &SessionKey) -> Result<()> {
-        let mut kept = locked(&self.kept);
+        let mut kept = self.kept.lock();
         let mut saved = closed(&mut kept, from)?.saved.clone();
         if from != to && kept.contains_key(to) {
-            return Err(taken(to));
+            return Err(name_taken(&to.name));
         }
         if let Some(fork) = saved.fork_of.as_mut().filter(|_| !to.name.is_of_branch()) {
             fork.branch = None;
@@ -179,19 +180,13 @@ impl MemoryStore {
     /// [`Error::SessionNotFound`]; [`Error::SessionsFull`]; [`Error::InvalidParameter`] naming `turns` or
     /// `session`.
     pub fn fork(&self, from: &SessionKey, to: &SessionKey, turns: Option<usize>) -> Result<usize> {
-        let mut kept = locked(&self.kept);
+        let mut kept = self.kept.lock();
         let saved = kept.get(from).ok_or_else(|| not_found(from))?.saved.clone();
         if kept.contains_key(to) {
-            return Err(taken(to));
+            return Err(name_taken(&to.name));
         }
-        let num_turns = turns.unwrap_or(saved.turns.len());
-        if num_turns > saved.turns.len() {
-            let (name, count) = (from.name.as_str(), saved.turns.len());
-            let message = format!("session {name:?} has {count} turns, not {num_turns}");
-            return Err(Error::InvalidParameter { name: "turns", message });
-        }
-        let fork_of = ForkOf { name: from.name.to_string(), turns: num_turns, branch: None };
-        let mut forked = saved.forked(fork_of, now_ms());
+        let mut forked = saved.forked(&from.name, turns)?;
+        let num_turns = forked.turns.len();
         forked.owner = to.owner.stored().map(str::to_owned);
         insert(&mut kept, to.clone(), forked, false)?;
         Ok(num_turns)
@@ -212,11 +207,6 @@ fn closed<'a>(all: &'a mut All, key: &SessionKey) -> Result<&'a mut MemorySessio
     if kept.is_open { Err(Error::SessionBusy(key.name.to_string())) } else { Ok(kept) }
 }
 
-fn branch_of(from: &SessionKey, saved: &SavedSession, turns: usize, reason: BranchReason) -> SavedSession {
-    let branch = Some(Branch { of: saved.root_id().to_owned(), reason });
-    saved.forked(ForkOf { name: from.name.to_string(), turns, branch }, now_ms())
-}
-
 /// `NAME~1`, or the first number after it that is free.
 fn free_name(all: &All, from: &SessionKey, saved: &SavedSession) -> SessionKey {
     let name = from.name.as_str();
@@ -234,11 +224,6 @@ fn free_name(all: &All, from: &SessionKey, saved: &SavedSession) -> SessionKey {
 
 fn listed((key, kept): (&SessionKey, &MemorySession)) -> Listed {
     Listed { name: key.name.clone(), summary: Ok(SessionSummary::of(&kept.saved, 0)) }
-}
-
-fn taken(key: &SessionKey) -> Error {
-    let message = format!("there is a session named {:?} already", key.name.as_str());
-    Error::InvalidParameter { name: "session", message }
 }
 
 fn not_found(key: &SessionKey) -> Error {

@@ -18,9 +18,10 @@ mod transient;
 
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use axum::http::StatusCode;
+use parking_lot::Mutex;
 
 use crate::engines::{EngineInstance, Engines};
 use crate::error::ApiError;
@@ -164,7 +165,7 @@ impl SessionDirectory {
         engines: &Engines,
         session: &EngineSessionName,
     ) -> Result<EngineClient, ApiError> {
-        let resumes = locked(&self.shared.resumes);
+        let resumes = self.shared.resumes.lock();
         engines.of(session, resumes.get(session).map_or(&[], |resumes| &resumes.engines))
     }
 
@@ -289,7 +290,7 @@ impl SessionDirectory {
         let is_continued = |saved: &SavedSession| {
             !saved.turns.is_empty() && num_repeated(saved, messages) == saved.turns.len()
         };
-        let last = locked(&self.shared.last_branches).get(of).cloned();
+        let last = self.shared.last_branches.lock().get(of).cloned();
         if let Some(last) = last.filter(|last| self.read(last).is_ok_and(|(saved, _)| is_continued(&saved))) {
             return Ok(Some(last));
         }
@@ -304,7 +305,7 @@ impl SessionDirectory {
     /// Notes the branch that continues a session. Beyond the limit all notes are dropped: the longest
     /// branch is then found by reading.
     fn note_branch(&self, of: &SessionKey, branch: &SessionKey) {
-        let mut all = locked(&self.shared.last_branches);
+        let mut all = self.shared.last_branches.lock();
         if all.len() >= MAX_RESUMES {
             all.clear();
         }
@@ -433,7 +434,7 @@ impl SessionDirectory {
             ConversationStore::Memory(memory) => memory.remove(key)?,
         }
         self.forget(&key.engine_name());
-        locked(&self.shared.last_branches).remove(key);
+        self.shared.last_branches.lock().remove(key);
         Ok(())
     }
 
@@ -444,7 +445,7 @@ impl SessionDirectory {
             ConversationStore::Disk(store) => of_owner(store, &from.owner).rename(&from.name, &to.name)?,
             ConversationStore::Memory(memory) => memory.rename(from, to)?,
         }
-        locked(&self.shared.last_branches).remove(from);
+        self.shared.last_branches.lock().remove(from);
         Ok(())
     }
 
@@ -475,7 +476,7 @@ impl SessionDirectory {
     ) {
         let Started { prompt_tokens, reuse, difference, .. } = started;
         let resume = Resume { prompt_tokens: *prompt_tokens, reuse: *reuse, at_ms: now_ms() };
-        let mut all = locked(&self.shared.resumes);
+        let mut all = self.shared.resumes.lock();
         if all.len() >= MAX_RESUMES && !all.contains_key(engine_name) {
             let at = |resumes: &Resumes| resumes.last.map_or(0, |last| last.at_ms);
             let oldest = all.iter().min_by_key(|(_, resumes)| at(resumes)).map(|(name, _)| name.clone());
@@ -493,12 +494,12 @@ impl SessionDirectory {
     }
 
     pub fn resumes(&self, engine_name: &EngineSessionName) -> Resumes {
-        locked(&self.shared.resumes).get(engine_name).cloned().unwrap_or_default()
+        self.shared.resumes.lock().get(engine_name).cloned().unwrap_or_default()
     }
 
     /// Moves the notes about one session's prompts and engines to another session.
     pub fn hand_over(&self, from: &EngineSessionName, to: &EngineSessionName) {
-        let mut all = locked(&self.shared.resumes);
+        let mut all = self.shared.resumes.lock();
         if let Some(resumes) = all.remove(from) {
             all.insert(to.clone(), resumes);
         }
@@ -506,7 +507,7 @@ impl SessionDirectory {
 
     /// There is no such session any more.
     pub fn forget(&self, engine_name: &EngineSessionName) {
-        locked(&self.shared.resumes).remove(engine_name);
+        self.shared.resumes.lock().remove(engine_name);
     }
 }
 
@@ -673,10 +674,4 @@ fn too_many_branches(of: &SessionKey, count: usize) -> ApiError {
         of.name.as_str()
     );
     ApiError::new(StatusCode::CONFLICT, Some("too_many_branches"), message)
-}
-
-/// Ignores poison: the state behind these locks is consistent at every moment, so a panic elsewhere leaves
-/// nothing half-changed.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

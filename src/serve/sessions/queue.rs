@@ -6,11 +6,11 @@
 //! still have the session, which the request whose turn it is finds out.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use tokio::sync::{Mutex as Turns, OwnedMutexGuard};
 
-use super::locked;
 use llmctl_base::{Error, Result};
 use llmctl_engine::EngineSessionName;
 
@@ -35,7 +35,7 @@ impl SessionQueues {
     }
 
     fn queue(&self, name: &EngineSessionName, most_waiting: usize) -> Result<Arc<Turns<()>>> {
-        let mut queues = locked(&self.queues);
+        let mut queues = self.queues.lock();
         queues.retain(|_, queue| queue.strong_count() > 0);
         if let Some(queue) = queues.get(name).and_then(Weak::upgrade) {
             // Each request in a queue holds it once; the first one is in the session. This one holds it too.
@@ -86,8 +86,8 @@ mod tests {
         drop(second);
         drop(ready(fourth.as_mut()).expect("its turn").expect("a turn"));
         let _next = ready(pin!(queues.turn(&named("c"), 0))).expect("free").expect("nobody waits");
-        assert!(locked(&queues.queues).get(&a).is_none(), "nobody is in it");
-        assert_eq!(locked(&queues.queues).len(), 2);
+        assert!(queues.queues.lock().get(&a).is_none(), "nobody is in it");
+        assert_eq!(queues.queues.lock().len(), 2);
         drop(other);
     }
 

@@ -10,12 +10,12 @@
 //! in use belongs to its request; if it was evicted meanwhile, its result is dropped.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use axum::http::HeaderMap;
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 
-use super::locked;
 use crate::gate::owner::{Caller, Owner};
 use llmctl_engine::EngineSessionName;
 use llmctl_engine::session::store::{ModelFingerprint, SavedSession, SavedTurn, SessionName, now_ms};
@@ -141,7 +141,7 @@ impl Transients {
         model: &ModelFingerprint,
         messages: &[Message],
     ) -> Option<(HeldBranch, SessionChat)> {
-        let mut shared = locked(&self.shared);
+        let mut shared = self.shared.lock();
         let now = shared.touch(key);
         let continued = shared.sessions.get_mut(key)?.take_continued(messages, now);
         let (name, saved, parts_from) = continued.or_else(|| shared.begin(key, model, messages))?;
@@ -151,24 +151,24 @@ impl Transients {
 
     /// Takes note of a request that needs no branch.
     pub fn note(&self, key: &TransientKey) {
-        locked(&self.shared).touch(key);
+        self.shared.lock().touch(key);
     }
 
     /// Returns those of these owners, by id.
     pub fn list(&self, caller: &Caller) -> Vec<Transient> {
-        let shared = locked(&self.shared);
+        let shared = self.shared.lock();
         let own = shared.sessions.iter().filter(|(key, _)| caller.owners().any(|owner| *owner == key.owner));
         own.map(|(key, bundle)| bundle.info(&key.id)).collect()
     }
 
     pub fn get(&self, caller: &Caller, id: &str) -> Option<Transient> {
-        let shared = locked(&self.shared);
+        let shared = self.shared.lock();
         keys(caller, id).find_map(|key| shared.sessions.get(&key)).map(|bundle| bundle.info(id))
     }
 
     /// Removes one, and returns it with all its branches.
     pub fn remove(&self, caller: &Caller, id: &str) -> Option<Transient> {
-        let mut shared = locked(&self.shared);
+        let mut shared = self.shared.lock();
         let mut removed = keys(caller, id).filter_map(|key| shared.sessions.remove(&key));
         let mut first = removed.next()?;
         first.branches.extend(removed.flat_map(|bundle| bundle.branches));
@@ -284,14 +284,14 @@ impl Bundle {
 impl HeldBranch {
     /// Returns true if it has been removed meanwhile.
     pub fn is_removed(&self) -> bool {
-        let shared = locked(&self.transients.shared);
+        let shared = self.transients.shared.lock();
         let branches = shared.sessions.get(&self.key).map(|bundle| &bundle.branches);
         branches.is_none_or(|branches| branches.iter().all(|branch| branch.name != self.name))
     }
 
     /// Gives the branch back; without what was said, it is gone.
     pub fn give_back(&self, saved: Option<SavedSession>) {
-        let mut shared = locked(&self.transients.shared);
+        let mut shared = self.transients.shared.lock();
         let Some(bundle) = shared.sessions.get_mut(&self.key) else { return };
         bundle.last_used_ms = now_ms();
         let Some(index) = bundle.branches.iter().position(|branch| branch.name == self.name) else { return };

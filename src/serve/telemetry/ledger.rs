@@ -4,8 +4,9 @@
 //! Invariant: the line is written when the last clone is dropped, that is after the response has been sent or
 //! given up and after the engine has finished. So it also counts tokens computed for a client that has left.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 
 use super::access_log::AccessLog;
@@ -58,7 +59,7 @@ impl Ledger {
 
     /// Returns the owner of the request's key.
     pub fn owner(&self) -> Option<String> {
-        self.entries().key.clone()
+        self.0.entries.lock().key.clone()
     }
 
     /// Returns the ledger of the request that this task answers; `None` outside of one.
@@ -73,22 +74,22 @@ impl Ledger {
 
     /// Records the owner of the request's key.
     pub fn key(&self, owner: String) {
-        self.entries().key = Some(owner);
+        self.0.entries.lock().key = Some(owner);
     }
 
     /// Records the model that the request names.
     pub fn asks(&self, model: &str) {
-        self.entries().model = Some(model.to_owned());
+        self.0.entries.lock().model = Some(model.to_owned());
     }
 
     /// Records the session.
     pub fn is_in(&self, session: String) {
-        self.entries().session = Some(session);
+        self.0.entries.lock().session = Some(session);
     }
 
     /// Records the token counts so far.
     pub fn used(&self, usage: &Usage) {
-        self.entries().usage = Some(usage.clone());
+        self.0.entries.lock().usage = Some(usage.clone());
     }
 
     /// Records an answer in the request's span.
@@ -100,12 +101,7 @@ impl Ledger {
 
     /// Records the response's part of the line.
     pub fn answered(&self, response: Map<String, Value>) {
-        self.entries().response = Some(response);
-    }
-
-    /// Locks the entries. A poisoned lock is fine: every write is a single assignment.
-    fn entries(&self) -> MutexGuard<'_, Entries> {
-        self.0.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.entries.lock().response = Some(response);
     }
 }
 
@@ -128,7 +124,7 @@ impl Entries {
 
 impl Drop for PendingLine {
     fn drop(&mut self) {
-        let entries = std::mem::take(self.entries.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let entries = std::mem::take(self.entries.get_mut());
         let Some(line) = entries.line() else { return };
         if let Some(span) = &mut self.span {
             span.end(&line);

@@ -5,9 +5,9 @@
 //! read are kept beside the new ones.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -439,7 +439,7 @@ impl Metrics {
 
     /// Begins to show what concerns this model, which so many engines compute.
     pub fn register_model(&self, id: &str, num_engines: usize, cache: KvBlocks) {
-        let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut registry = self.registry.lock();
         if !std::mem::replace(&mut registry.has_models, true) {
             self.register_models(&mut registry.all);
         }
@@ -463,7 +463,7 @@ impl Metrics {
 
     /// Returns the body of `/metrics`. `models` are the loaded ones.
     pub fn encode(&self, format: MetricsFormat, models: &[ModelStatus], is_ready: bool) -> String {
-        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let registry = self.registry.lock();
         let engine = &self.engine;
         engine.ready.set(i64::from(is_ready));
         let past = engine.past_restarts.load(Ordering::Relaxed);
@@ -484,7 +484,7 @@ impl Metrics {
     }
 
     fn register_server(&self) {
-        let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut registry = self.registry.lock();
         let r = &mut registry.all;
         let (http, process) = (&self.http, &self.process);
         let version = Info::new(vec![("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]);

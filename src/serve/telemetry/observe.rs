@@ -3,10 +3,11 @@
 //! Invariant: log lines name sessions and requests, never their text.
 
 use std::fmt::Write;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::Request;
+use parking_lot::Mutex;
 
 use super::metrics::{FinishedTurn, Metrics};
 use super::prefix::{AnsweredPrompt, PrefixWatch};
@@ -80,7 +81,7 @@ impl Observer {
         // Only started requests tell how long one takes.
         if record.started.is_some() {
             let took = timings.total.saturating_sub(timings.queue);
-            self.rate().ended(Instant::now(), took);
+            self.state.rate.lock().ended(Instant::now(), took);
         }
     }
 
@@ -116,11 +117,7 @@ impl Observer {
     /// Estimates when a request that is refused now would be accepted: when all waiting requests have started, at the
     /// rate at which the last turns ended.
     pub fn retry_after(&self, load: &EngineLoad) -> Duration {
-        self.rate().time_of(load.num_waiting.max(1))
-    }
-
-    fn rate(&self) -> MutexGuard<'_, TurnRate> {
-        self.state.rate.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.rate.lock().time_of(load.num_waiting.max(1))
     }
 }
 

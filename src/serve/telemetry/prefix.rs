@@ -7,9 +7,10 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt::Write;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use llmctl_engine::{EngineSessionName, Started};
@@ -60,7 +61,8 @@ pub struct PrefixBreak {
 }
 
 /// Kind of a change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum BreakCause {
     BillingHeader,
     Countdown,
@@ -69,7 +71,9 @@ pub enum BreakCause {
     Id,
     ToolsOrder,
     Tools,
+    #[strum(serialize = "inserted_message")]
     Inserted,
+    #[strum(serialize = "removed_message")]
     Removed,
     Text,
 }
@@ -77,18 +81,7 @@ pub enum BreakCause {
 impl BreakCause {
     /// Returns the name in JSON, in metrics and in the log.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::BillingHeader => "billing_header",
-            Self::Countdown => "countdown",
-            Self::Date => "date",
-            Self::Number => "number",
-            Self::Id => "id",
-            Self::ToolsOrder => "tools_order",
-            Self::Tools => "tools",
-            Self::Inserted => "inserted_message",
-            Self::Removed => "removed_message",
-            Self::Text => "text",
-        }
+        self.into()
     }
 
     /// Returns what to do about it.
@@ -181,7 +174,7 @@ impl PrefixWatch {
             self.agent.get_or_init(|| before_questions(prompt.conversation));
         }
         let sections = sections(prompt.conversation);
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         let client = state.client(prompt.user_agent);
         let is_of_client = |seen: &&SeenPrompt| {
             seen.client == client && seen.owner.as_deref() == prompt.owner && seen.model == prompt.model
@@ -230,7 +223,7 @@ impl PrefixWatch {
 
     /// Returns the break of the session's last prompt.
     pub fn last(&self, session: &EngineSessionName) -> Option<PrefixBreak> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         state.seen.iter().rev().find(|seen| seen.session.as_ref() == Some(session))?.broken.clone()
     }
 }
@@ -353,27 +346,7 @@ fn tools_cause(was: &str, now: &str) -> BreakCause {
 }
 
 /// Names of months and days, by which a date is known.
-const DATE_WORDS: [&str; 19] = [
-    "jan",
-    "feb",
-    "mar",
-    "apr",
-    "may",
-    "jun",
-    "jul",
-    "aug",
-    "sep",
-    "oct",
-    "nov",
-    "dec",
-    "monday",
-    "tuesday",
-    "wednesday",
-    "thursday",
-    "friday",
-    "saturday",
-    "sunday",
-];
+const DATE_WORDS: &str = "jan feb mar apr may jun jul aug sep oct nov dec monday tuesday wednesday thursday friday saturday sunday";
 
 fn text_cause(was: &str, now: &str, around: &str) -> BreakCause {
     let around = around.to_ascii_lowercase();
@@ -408,9 +381,9 @@ fn has_date_word(text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     let mut words = text.split(|c: char| !c.is_ascii_alphabetic());
     words.any(|word| {
-        DATE_WORDS
-            .iter()
-            .any(|name| word == *name || (name.len() == 3 && word.len() > 4 && word.starts_with(name)))
+        let is_name =
+            |name: &str| word == name || (name.len() == 3 && word.len() > 4 && word.starts_with(name));
+        DATE_WORDS.split(' ').any(is_name)
     })
 }
 
@@ -567,7 +540,7 @@ mod tests {
         for n in 0..100 {
             note(&compacted, Some(&format!("client{n}/1.0 \u{7}")));
         }
-        let state = watch.state.lock().expect("sound");
+        let state = watch.state.lock();
         assert_eq!((state.clients.len(), state.seen.len()), (MAX_CLIENTS, MAX_CLIENTS + 2));
     }
 }

@@ -31,6 +31,8 @@ pub struct Problems {
     schema: ProblemGroup,
     values: ProblemGroup,
     unsupported: ProblemGroup,
+    /// Refusal of the model that the body names.
+    model: Option<ApiError>,
     /// Some of those would be passed over by a lenient reader.
     is_optional: bool,
     ignored: BTreeSet<String>,
@@ -83,6 +85,22 @@ impl Problems {
         self
     }
 
+    /// Reads a body whole.
+    ///
+    /// # Errors
+    /// Those of [`Self::check`].
+    pub fn read<T>(
+        mut self,
+        body: Map<String, Value>,
+        read: impl FnOnce(&mut Fields<'_>) -> T,
+    ) -> Result<(T, Self), ApiError> {
+        let mut fields = Fields::new(body, &mut self);
+        let read = read(&mut fields);
+        fields.end();
+        self.check()?;
+        Ok((read, self))
+    }
+
     /// Returns the images so far.
     pub fn images(&mut self) -> &mut Images {
         &mut self.images
@@ -101,6 +119,11 @@ impl Problems {
     /// A field, or a value of it, that is not honoured.
     pub fn unsupported(&mut self, param: impl Into<String>, message: impl Into<String>) {
         self.unsupported.add(param, message);
+    }
+
+    /// The body names a model that is not here.
+    pub fn no_model(&mut self, refusal: ApiError) {
+        self.model = Some(refusal);
     }
 
     /// A field that is taken and has no effect. Places in lists do not count: a field of all messages is noted once.
@@ -135,9 +158,9 @@ impl Problems {
     ///
     /// # Errors
     /// The first of that group in one message, and how many more there are; `param` is the first.
-    pub fn check(&self, model: Result<(), ApiError>) -> Result<(), ApiError> {
+    pub fn check(&self) -> Result<(), ApiError> {
         self.schema.told(StatusCode::UNPROCESSABLE_ENTITY, "invalid_value", "")?;
-        model?;
+        self.model.clone().map_or(Ok(()), Err)?;
         self.values.told(StatusCode::BAD_REQUEST, "invalid_value", "")?;
         let advice = match self.lenient {
             Some(false) if self.is_optional => " (serve --lenient passes over what it does not know)",
@@ -189,11 +212,14 @@ impl<'p> Fields<'p> {
     pub fn within(&mut self, at: &str, value: Value) -> Option<Fields<'_>> {
         match value {
             Value::Object(members) => Some(self.inside(at, members)),
-            _ => {
-                self.wrong(at, "is not an object");
-                None
-            }
+            _ => self.none(at, "is not an object"),
         }
+    }
+
+    /// The object that a member holds.
+    pub fn nested(&mut self, name: &str) -> Option<Fields<'_>> {
+        let members = self.object(name)?;
+        Some(self.inside(name, members))
     }
 
     /// The members of an object whose names mean something on their own.
@@ -375,7 +401,8 @@ impl<'p> Fields<'p> {
         self.count(name).map(|count| usize::try_from(count).unwrap_or(usize::MAX))
     }
 
-    fn none<T>(&mut self, name: &str, what: &str) -> Option<T> {
+    /// As [`Self::wrong`]; a reader that has no value returns this.
+    pub fn none<T>(&mut self, name: &str, what: &str) -> Option<T> {
         self.wrong(name, what);
         None
     }
@@ -455,7 +482,7 @@ mod tests {
         let mut fields = Fields::new(object, &mut problems);
         let read = read(&mut fields);
         fields.end();
-        (read, problems.check(Ok(())))
+        (read, problems.check())
     }
 
     fn refusal(body: Value, take: impl FnOnce(&mut Fields<'_>)) -> (u16, String) {
@@ -511,9 +538,10 @@ mod tests {
         let mut problems = Problems::default();
         problems.value("x", "x is too large");
         let model = ApiError::new(StatusCode::NOT_FOUND, Some("model_not_found"), "no");
-        assert_eq!(problems.check(Err(model.clone())), Err(model.clone()));
+        problems.no_model(model.clone());
+        assert_eq!(problems.check(), Err(model));
         problems.schema("y", "y is not a string");
-        assert_eq!(problems.check(Err(model)).expect_err("refused").status, 422);
+        assert_eq!(problems.check().expect_err("refused").status, 422);
     }
 
     #[test]

@@ -97,10 +97,7 @@ pub fn list(fields: &mut Fields<'_>, name: &str, place: ImagePlace) -> Vec<Image
         let path = fields.path(&at);
         match item {
             Value::String(text) => admit(fields, name, path, text, place),
-            _ => {
-                fields.wrong(&at, "is not a string");
-                None
-            }
+            _ => fields.none(&at, "is not a string"),
         }
     };
     items.into_iter().enumerate().filter_map(read).collect()
@@ -132,10 +129,7 @@ fn url(part: &mut Fields<'_>) -> Option<(String, String)> {
             inner.ignore_rest();
             url
         }
-        Some(_) => {
-            part.wrong(URL, "is neither a URL nor an object with one");
-            None
-        }
+        Some(_) => part.none(URL, "is neither a URL nor an object with one"),
         None if part.has("file_id") => no_files(part),
         None => {
             part.missing(URL);
@@ -281,7 +275,7 @@ mod tests {
             Api::Responses => responses::input::input(&mut fields),
         };
         fields.end();
-        let checked = problems.check(Ok(()));
+        let checked = problems.check();
         Outcome { messages, checked, problems }
     }
 

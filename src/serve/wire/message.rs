@@ -265,8 +265,7 @@ fn echoed_in_call(fields: &mut Fields<'_>, name: &str) {
 
 /// OpenAI's older form of a call.
 fn function_call(fields: &mut Fields<'_>) -> Option<ToolCall> {
-    let members = fields.object("function_call")?;
-    let (name, arguments) = called(fields.inside("function_call", members))?;
+    let (name, arguments) = called(fields.nested("function_call")?)?;
     Some(ToolCall { id: None, name, arguments })
 }
 
@@ -320,8 +319,19 @@ pub fn continued(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> Answer
     begun.unwrap_or_default()
 }
 
+/// Takes a last message of the assistant as the beginning of the answer, as Anthropic's and Ollama's APIs do.
+pub fn begun_last(fields: &mut Fields<'_>, messages: &mut Vec<Message>) -> AnswerStart {
+    let Some(last) = messages.pop_if(|last| last.role == Role::Assistant) else {
+        return AnswerStart::Nothing;
+    };
+    begun(&last).unwrap_or_else(|| {
+        fields.unsupported("messages", "ends with calls of tools, whose results must follow");
+        AnswerStart::Nothing
+    })
+}
+
 /// Returns a message as the beginning of an answer; `None` unless it is one of the assistant's without calls.
-pub fn begun(message: &Message) -> Option<AnswerStart> {
+fn begun(message: &Message) -> Option<AnswerStart> {
     let content = match &message.content {
         Some(Content::Text(text)) => text.clone(),
         None => String::new(),
@@ -391,7 +401,7 @@ mod tests {
         let mut fields = Fields::new(body, &mut problems);
         let messages = messages(&mut fields, &|role| role == "critic");
         fields.end();
-        (messages, problems.check(Ok(())))
+        (messages, problems.check())
     }
 
     #[test]
@@ -449,7 +459,7 @@ mod tests {
             let mut fields = Fields::new(body, &mut problems);
             let read = messages(&mut fields, &|_| false);
             fields.end();
-            assert_eq!(problems.check(Ok(())), Ok(()), "{message}");
+            assert_eq!(problems.check(), Ok(()), "{message}");
             assert_eq!(read[0].content, Some(Content::Text("x".to_owned())));
             (read[0].reasoning.clone(), problems.take_ignored())
         };

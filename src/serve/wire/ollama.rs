@@ -6,7 +6,6 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::http::StatusCode;
 use serde_json::{Map, Value, json};
 
 use super::Fields;
@@ -34,14 +33,6 @@ const NEVER: &str = "9999-12-31T23:59:59Z";
 /// Returns whether the answer of a path has Ollama's form. Below `/api/v1` clients look for OpenAI's.
 pub fn is_ollama(path: &str) -> bool {
     path.strip_prefix("/api/").is_some_and(|rest| rest != "v1" && !rest.starts_with("v1/"))
-}
-
-/// Returns the status that Ollama's clients expect: a body of the wrong form is a 400 like any other.
-pub fn status(error: &ApiError) -> StatusCode {
-    match error.status {
-        StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
-        status => status,
-    }
 }
 
 /// Returns the envelope of an error, for a response body or a line of a stream: Ollama's member and, beside it, our code.
@@ -120,8 +111,7 @@ pub fn format(fields: &mut Fields<'_>, is_open: bool) -> Option<OutputConstraint
         Value::String(word) if word == "json" => GrammarSource::JsonObject,
         schema @ Value::Object(_) => GrammarSource::JsonSchema(schema),
         _ => {
-            fields.wrong(NAME, "is neither \"json\" nor a JSON Schema");
-            return None;
+            return fields.none(NAME, "is neither \"json\" nor a JSON Schema");
         }
     };
     Some(closed(OutputConstraint { source, param: NAME }, is_open))
@@ -388,7 +378,7 @@ mod tests {
         let mut fields = Fields::new(body, &mut problems);
         let read = super::context(&mut fields);
         fields.end();
-        assert_eq!(problems.check(Ok(())), Ok(()));
+        assert_eq!(problems.check(), Ok(()));
         assert_eq!(read, messages);
         let image = Message { content: Some(Content::Parts(Vec::new())), ..Message::new(Role::User, "") };
         assert_eq!(context_of(&[image]), None);

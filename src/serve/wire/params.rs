@@ -230,8 +230,7 @@ pub fn logprobs(fields: &mut Fields<'_>, default: Option<usize>) -> Option<usize
             ("logprobs", number.as_u64().map(|count| usize::try_from(count).unwrap_or(usize::MAX)))
         }
         _ => {
-            fields.wrong("logprobs", "is neither true, false nor a count");
-            return None;
+            return fields.none("logprobs", "is neither true, false nor a count");
         }
     };
     if count.is_none_or(|count| count > MAX_LOGPROBS) {

@@ -57,8 +57,7 @@ pub fn closed(constraint: OutputConstraint, is_open: bool) -> OutputConstraint {
 /// OpenAI's three forms, and the schema within `json_object` that llama.cpp and Hugging Face write. A schema is enforced
 /// whether it is called strict or not.
 fn response_format(fields: &mut Fields<'_>) -> Option<GrammarSource> {
-    let format = fields.object("response_format")?;
-    let mut format = fields.inside("response_format", format);
+    let mut format = fields.nested("response_format")?;
     let source = match format.text("type").as_deref() {
         None | Some("text") => None,
         Some(kind @ ("json_object" | "json")) => {
@@ -97,8 +96,7 @@ fn json_schema(format: &mut Fields<'_>) -> Option<GrammarSource> {
         return format.take("schema").map(GrammarSource::JsonSchema);
     }
     format.require("json_schema");
-    let wrapped = format.object("json_schema")?;
-    let mut wrapped = format.inside("json_schema", wrapped);
+    let mut wrapped = format.nested("json_schema")?;
     wrapped.text("name");
     wrapped.text("description");
     wrapped.flag("strict");
@@ -126,8 +124,7 @@ fn schema_value(fields: &mut Fields<'_>, param: &str, value: Value) -> Option<Gr
 fn choice(fields: &mut Fields<'_>, param: &str, words: &[Value]) -> Option<GrammarSource> {
     let texts: Option<Vec<&str>> = words.iter().map(Value::as_str).collect();
     let Some(texts) = texts.filter(|texts| !texts.is_empty()) else {
-        fields.wrong(param, "is not an array of strings with one at least");
-        return None;
+        return fields.none(param, "is not an array of strings with one at least");
     };
     let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
     Some(GrammarSource::Lark(format!("start: {}\n", texts.join(" | "))))
@@ -135,8 +132,7 @@ fn choice(fields: &mut Fields<'_>, param: &str, words: &[Value]) -> Option<Gramm
 
 /// vLLM's newer name for all of them.
 fn structured_outputs(fields: &mut Fields<'_>) -> Option<GrammarSource> {
-    let asked = fields.object("structured_outputs")?;
-    let mut asked = fields.inside("structured_outputs", asked);
+    let mut asked = fields.nested("structured_outputs")?;
     let mut sources: Vec<GrammarSource> = Vec::new();
     sources.extend(asked.take("json").and_then(|value| schema_value(&mut asked, "json", value)));
     sources.extend(asked.text("regex").map(GrammarSource::Regex));

@@ -112,8 +112,7 @@ fn wish(fields: &mut Fields<'_>, is_shown: &mut bool) -> Wish {
             .into_iter()
             .fold(None, |budget, name| budget.or(fields.count(name).map(|count| (count, name)))),
     };
-    if let Some(members) = fields.object("reasoning") {
-        let mut inner = fields.inside("reasoning", members);
+    if let Some(mut inner) = fields.nested("reasoning") {
         let effort = effort(&mut inner, "effort").map(|effort| (effort, "reasoning.effort"));
         let thinks = inner.flag("enabled").map(|thinks| (thinks, "reasoning.enabled"));
         (wish.effort, wish.thinks) = (wish.effort.or(effort), wish.thinks.or(thinks));
@@ -127,8 +126,7 @@ fn wish(fields: &mut Fields<'_>, is_shown: &mut bool) -> Wish {
         }
         inner.end();
     }
-    if let Some(members) = fields.object("thinking") {
-        let mut inner = fields.inside("thinking", members);
+    if let Some(mut inner) = fields.nested("thinking") {
         match inner.text("type").as_deref() {
             Some("disabled") => wish.thinks = wish.thinks.or(Some((false, "thinking"))),
             Some("enabled") => wish.thinks = wish.thinks.or(Some((true, "thinking"))),

@@ -22,7 +22,7 @@ use super::{ComputingDrafter, DraftProgress};
 use crate::request::{DraftStop, ModelDrafter};
 use crate::sequence::Sequence;
 use crate::spec::EngineSpec;
-use crate::step::{Executor, FedImages, FeedInput, SequenceFeed};
+use crate::step::{Executor, FeedInput, SequenceFeed};
 use llmctl_base::Sampling;
 use llmctl_base::error::Result;
 use llmctl_base::notice::Notice;
@@ -149,19 +149,8 @@ impl DraftModel {
         let greedy = Sampling::default();
         let num_rows: usize = feeds.iter().map(|(_, input)| num_rows(*input)).sum();
         let begun = (self.clock)();
-        let mut feeds: Vec<SequenceFeed<'_>> = feeds
-            .iter_mut()
-            .map(|(sequence, input)| SequenceFeed {
-                sequence,
-                input: *input,
-                images: FedImages::default(),
-                drafted: &[],
-                sampling: &greedy,
-                grammar: None,
-                forced: None,
-                scores: None,
-            })
-            .collect();
+        let mut feeds: Vec<SequenceFeed<'_>> =
+            feeds.iter_mut().map(|(sequence, input)| SequenceFeed::new(sequence, *input, &greedy)).collect();
         let hidden = self.executor.hidden_width().map(|_| hidden);
         let result = self.executor.step_after(&mut feeds, hidden).into_iter().collect::<Result<Vec<_>>>();
         let took = (self.clock)().saturating_sub(begun);

@@ -26,33 +26,14 @@ const DECAY: f64 = 0.9;
 /// so that it is tried again.
 const FORGIVENESS: f64 = 1.0 / 64.0;
 
-/// A source of drafts.
-pub trait Drafter {
-    /// Appends at most `most` tokens that may come next to `draft`. Returns the kind of the draft; `None`
-    /// without one.
-    fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> Option<usize>;
-}
-
-impl Drafter for NgramDrafter {
-    fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> Option<usize> {
-        match NgramDrafter::draft(self, most, draft) {
-            0 => None,
-            1..=2 => Some(0),
-            3..=4 => Some(1),
-            5..=11 => Some(2),
-            _ => Some(3),
-        }
-    }
-}
-
-/// Tokens that must come next as things stand: forced by a grammar, or closing the reasoning.
-#[derive(Debug)]
-pub struct Foreseen<I>(pub I);
-
-impl<I: Iterator<Item = u32>> Drafter for Foreseen<I> {
-    fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> Option<usize> {
-        draft.extend(self.0.by_ref().take(most));
-        (!draft.is_empty()).then_some(FORESEEN)
+/// Returns the kind of a draft that so many tokens before it agree with; `None` if there is none.
+fn kind_of(num_equal: usize) -> Option<usize> {
+    match num_equal {
+        0 => None,
+        1..=2 => Some(0),
+        3..=4 => Some(1),
+        5..=11 => Some(2),
+        _ => Some(3),
     }
 }
 
@@ -115,18 +96,16 @@ impl Drafts {
         text: DraftText<'_>,
     ) -> Option<DraftOffer> {
         self.tokens.clear();
-        let foreseen = match mode {
+        match mode {
             Speculation::Draft | Speculation::Mtp => return None,
-            Speculation::Ngram => None,
-            _ => Foreseen(foreseen).draft(most, &mut self.tokens),
-        };
-        self.kind = match foreseen {
-            Some(kind) => kind,
-            None => {
-                self.catch_up(text);
-                Drafter::draft(self.ngram.as_mut()?, most, &mut self.tokens)?
-            }
-        };
+            Speculation::Ngram => {}
+            _ => self.tokens.extend(foreseen.take(most)),
+        }
+        self.kind = FORESEEN;
+        if self.tokens.is_empty() {
+            self.catch_up(text);
+            self.kind = kind_of(self.ngram.as_ref()?.draft(most, &mut self.tokens))?;
+        }
         if let Some(end) = self.tokens.iter().position(|id| Some(*id) == text.placeholder) {
             self.tokens.truncate(end);
         }

@@ -8,11 +8,10 @@ use std::fs;
 
 use super::folder::io_error;
 use super::name::MAX_BRANCHED_BYTES;
-use super::record::BranchReason;
-use super::record::{LogRecord, StoredTurnRecord};
-use super::saved::{Branch, ForkOf, SavedSession, SavedTurn};
+use super::record::{BranchReason, LogRecord, StoredTurnRecord};
+use super::saved::{ForkOf, SavedSession, SavedTurn};
 use super::writer::SessionWriter;
-use super::{Listed, SessionName, SessionStore, name_taken, now_ms};
+use super::{Listed, ModelFingerprint, SessionName, SessionStore, name_taken, now_ms};
 use llmctl_base::error::{Error, Result};
 
 /// Most attempts to create a branch while other processes take the free names.
@@ -39,10 +38,8 @@ impl SessionStore {
         turns: Option<usize>,
         reason: BranchReason,
     ) -> Result<SessionWriter> {
-        let turns = checked_turns(name, saved, turns)?;
-        let branch = Branch { of: saved.root_id().to_owned(), reason };
-        let fork_of = ForkOf { name: name.to_string(), turns, branch: Some(branch) };
-        let kept = SavedSession { last_used_ms: saved.last_used_ms, ..saved.forked(fork_of, now_ms()) };
+        let fork = saved.branched(name, turns, reason)?;
+        let kept = SavedSession { last_used_ms: saved.last_used_ms, ..fork };
         let base = match name.branch_parts() {
             Some((base, _)) if saved.branch().is_some() => base,
             _ => name.as_str(),
@@ -173,13 +170,13 @@ impl SessionWriter {
             let SavedTurn { turn, model: own, .. } = &**saved;
             if own != model {
                 model = own;
-                records.push(LogRecord::Model { model: (&**model).into() });
+                records.push(LogRecord::Model { model: ModelFingerprint::clone(model) });
             }
             records.push(LogRecord::Turn { number: at + 1, turn: Box::new(StoredTurnRecord::from(turn)) });
             records.extend(saved.note_record(at + 1));
         }
         if *model != other.model {
-            records.push(LogRecord::Model { model: (&*other.model).into() });
+            records.push(LogRecord::Model { model: ModelFingerprint::clone(&other.model) });
         }
         records
     }
@@ -193,18 +190,8 @@ fn common_turns(a: &SavedSession, b: &SavedSession) -> usize {
     a.turns.iter().zip(&b.turns).take_while(is_same).count()
 }
 
-/// Checks a number of turns; `None` for all.
-pub(super) fn checked_turns(name: &SessionName, saved: &SavedSession, turns: Option<usize>) -> Result<usize> {
-    match turns.unwrap_or(saved.turns.len()) {
-        turns if turns <= saved.turns.len() => Ok(turns),
-        turns => {
-            let message = format!("session {:?} has {} turns, not {turns}", name.as_str(), saved.turns.len());
-            Err(Error::InvalidParameter { name: "turns", message })
-        }
-    }
-}
-
-fn not_a_branch(name: &SessionName) -> Error {
+/// The error of a session that is no branch of the one that is asked.
+pub fn not_a_branch(name: &SessionName) -> Error {
     let message = format!("session {:?} is not a branch of it", name.as_str());
     Error::InvalidParameter { name: "branch", message }
 }

@@ -4,11 +4,13 @@
 use std::collections::HashMap;
 use std::fs::{self, Metadata};
 use std::io;
-use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
+use parking_lot::Mutex;
+
 use super::folder::io_error;
-use super::saved::{Branch, ForkOf, SavedSession};
+use super::record::Branch;
+use super::saved::{ForkOf, SavedSession};
 use super::{ModelFingerprint, SessionName, SessionStore, TRANSCRIPT, read_transcript};
 use llmctl_base::error::{Error, Result};
 
@@ -106,7 +108,8 @@ impl SessionStore {
         listed.sort_by(|a, b| a.name.cmp(&b.name));
         // Drop cached summaries of sessions that are gone.
         self.summaries
-            .locked()
+            .0
+            .lock()
             .retain(|name, _| listed.binary_search_by(|known| known.name.cmp(name)).is_ok());
         Ok(listed)
     }
@@ -120,7 +123,7 @@ impl SessionStore {
         })?;
         // Taken before the file is read, so that a later change is noticed the next time.
         let stamp = Stamp::of(&metadata);
-        if let Some((known, summary)) = self.summaries.locked().get(name)
+        if let Some((known, summary)) = self.summaries.0.lock().get(name)
             && *known == stamp
         {
             return summary.clone();
@@ -128,13 +131,7 @@ impl SessionStore {
         let bytes = read_transcript(&path, name)?;
         let loaded = self.load(&path, &bytes).into_result();
         let summary = loaded.map(|loaded| SessionSummary::of(&loaded.saved, bytes.len() as u64));
-        self.summaries.locked().insert(name.clone(), (stamp, summary.clone()));
+        self.summaries.0.lock().insert(name.clone(), (stamp, summary.clone()));
         summary
-    }
-}
-
-impl Summaries {
-    fn locked(&self) -> std::sync::MutexGuard<'_, HashMap<SessionName, (Stamp, Result<SessionSummary>)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -33,6 +33,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use serde::{Deserialize, Serialize};
+
 use self::folder::{Lock, io_error};
 use self::listing::Summaries;
 use self::log::{Log, LogEnd, LogScan};
@@ -51,14 +53,14 @@ use llmctl_template::message::Message;
 
 pub use self::archive::{Archive, ArchiveManifest, ArchivedModel, Import, Imported, ImportedPages, Package};
 pub use self::blobs::{Blobs, hashes};
+pub use self::branch::not_a_branch;
 pub use self::listing::{Listed, SessionSummary};
 pub use self::name::{MAX_NAME_BYTES, SessionName, percent_decoded};
 use self::owners::Owners;
 pub use self::receipts::receipt_of;
-pub use self::record::BranchReason;
-pub use self::record::TurnReceipt;
+pub use self::record::{Branch, BranchReason, TurnReceipt};
 pub use self::removal::{Forgotten, Purged};
-pub use self::saved::{Branch, ForkOf, SavedSession, SavedTurn};
+pub use self::saved::{ForkOf, SavedSession, SavedTurn};
 pub use self::writer::SessionWriter;
 
 const TRANSCRIPT: &str = "transcript.jsonl";
@@ -70,7 +72,8 @@ const REMOVED: &str = ".unfinished-removed-";
 const LEFTOVER_AGE: Duration = Duration::from_secs(60 * 60);
 
 /// Identity of the model that made a turn. Token ids are valid for this model only.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ModelFingerprint {
     /// Name shown to the user.
     pub name: String,
@@ -78,6 +81,7 @@ pub struct ModelFingerprint {
     pub fingerprint: String,
     /// Reference that finds the model from any folder: an absolute path, `hf:org/repo@revision:file`, or the
     /// name of a built-in model. `None` in sessions of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<String>,
 }
 
@@ -310,11 +314,8 @@ impl SessionStore {
     /// [`Error::InvalidParameter`] if there are fewer turns or the name is in use; errors of [`Self::read`].
     pub fn fork(&self, from: &SessionName, to: &SessionName, turns: Option<usize>) -> Result<SessionWriter> {
         let saved = self.read(from)?;
-        let turns = branch::checked_turns(from, &saved, turns)?;
-        let fork_of = ForkOf { name: from.to_string(), turns, branch: None };
-        let mut forked = saved.forked(fork_of, now_ms());
-        forked.last_used_ms = saved.last_used_ms;
-        self.create_saved(to, forked)
+        let forked = saved.forked(from, turns)?;
+        self.create_saved(to, SavedSession { last_used_ms: saved.last_used_ms, ..forked })
     }
 
     /// Forks a session to another owner's sessions.
@@ -328,10 +329,7 @@ impl SessionStore {
         turns: Option<usize>,
         owner: Option<&str>,
     ) -> Result<SessionWriter> {
-        let saved = self.read(from)?;
-        let turns = branch::checked_turns(from, &saved, turns)?;
-        let fork_of = ForkOf { name: from.to_string(), turns, branch: None };
-        let forked = saved.forked(fork_of, now_ms());
+        let forked = self.read(from)?.forked(from, turns)?;
         store.create_saved(to, SavedSession { owner: owner.map(str::to_owned), ..forked })
     }
 
@@ -355,9 +353,7 @@ impl SessionStore {
         let copied = private_files::private_file(OpenOptions::new().append(true).create_new(true), &backup)
             .and_then(|mut file| io::Write::write_all(&mut file, &bytes).and_then(|()| file.sync_all()));
         copied.map_err(|error| io_error(&backup, &error))?;
-        let bodies: Vec<String> =
-            saved.to_records(name, now_ms()).iter().map(record::LogRecord::to_body).collect();
-        writer::replace((&folder.join("transcript.new"), &path), &bodies, seal)
+        writer::replace((&folder.join("transcript.new"), &path), &saved.bodies(name), seal)
             .and_then(|_| folder::sync_folder(&folder))
             .map_err(|error| io_error(&path, &error))?;
         Ok(Some(Repaired { line: *line, turns: saved.turns.len(), backup }))
@@ -406,13 +402,11 @@ impl SessionStore {
         private_files::private_folder(draft, false).map_err(|error| io_error(draft, &error))?;
         let lock = folder::lock(draft, name)?;
         let path = draft.join(TRANSCRIPT);
-        let bodies: Vec<String> =
-            saved.to_records(name, now_ms()).iter().map(record::LogRecord::to_body).collect();
         let log = private_files::private_file(OpenOptions::new().append(true).create_new(true), &path)
             .and_then(|file| {
                 let seal = self.vault.as_ref().map(|vault| SessionSeal::create(vault, None)).transpose()?;
                 let mut log = Log::new(file).with_seal(seal);
-                log.append(&bodies)?;
+                log.append(&saved.bodies(name))?;
                 folder::sync_folder(draft)?;
                 Ok(log)
             })
@@ -506,7 +500,7 @@ fn load<'a>(path: &Path, bytes: &'a [u8], vault: Option<&Vault>) -> ScannedTrans
         (Some(Contradiction::Schema(schema)), _) => {
             let message = format!(
                 "written by a newer llmctl: the schema is {schema:?}, not {:?}",
-                record::NEWEST_SCHEMA
+                record::Version::NEWEST.schema()
             );
             Some(StoreError::Unsupported { path: path.into(), message })
         }
@@ -533,7 +527,8 @@ fn end_notice(name: &SessionName, end: LogEnd) -> Option<Notice> {
     }
 }
 
-fn name_taken(name: &SessionName) -> Error {
+/// The error of a name that another session has.
+pub fn name_taken(name: &SessionName) -> Error {
     let message = format!("there is a session named {:?} already", name.as_str());
     Error::InvalidParameter { name: "session", message }
 }

@@ -4,7 +4,9 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::SessionStore;
 use super::listing::Summaries;
@@ -48,7 +50,7 @@ impl SessionStore {
 
     /// Returns the store of an API key's owner.
     pub fn of_owner(&self, owner: &str) -> Self {
-        let mut summaries = self.owners.summaries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut summaries = self.owners.summaries.lock();
         let summaries = Arc::clone(summaries.entry(owner.to_owned()).or_default());
         let root = self.owners.root.join(FOLDER).join(owner_folder(owner));
         Self { root, summaries, ..self.clone() }

@@ -21,24 +21,13 @@ use llmctl_models::images::{ImageKey, ImageSpan};
 use llmctl_models::load::fingerprint::sha256;
 use llmctl_template::message::{Content, ImageRef, Message, Role, ToolCall};
 
-/// Schema of new files.
-const SCHEMA: &str = "llmctl.session.v2";
-/// Schema of files with notes.
-const NOTES_SCHEMA: &str = "llmctl.session.v3";
-/// Schema of files with images.
-const IMAGES_SCHEMA: &str = "llmctl.session.v4";
-/// Schema of files with adapters.
-const ADAPTERS_SCHEMA: &str = "llmctl.session.v5";
-/// Schema of files with receipts, the newest one.
-pub const NEWEST_SCHEMA: &str = "llmctl.session.v6";
-const FIRST_SCHEMA: &str = "llmctl.session.v1";
 const SCHEMA_FAMILY: &str = "llmctl.session.v";
 
 /// Schema of a file, or of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
     V1,
-    /// Adds references of models, owners, ids and branches.
+    /// Adds references of models, owners, ids and branches. New files begin with it.
     V2,
     /// Adds notes on turns.
     V3,
@@ -51,28 +40,16 @@ pub enum Version {
 }
 
 impl Version {
+    const ALL: [Self; 6] = [Self::V1, Self::V2, Self::V3, Self::V4, Self::V5, Self::V6];
+    pub const NEWEST: Self = Self::V6;
+
     fn of(schema: &str) -> Option<Self> {
-        match schema {
-            FIRST_SCHEMA => Some(Self::V1),
-            SCHEMA => Some(Self::V2),
-            NOTES_SCHEMA => Some(Self::V3),
-            IMAGES_SCHEMA => Some(Self::V4),
-            ADAPTERS_SCHEMA => Some(Self::V5),
-            NEWEST_SCHEMA => Some(Self::V6),
-            _ => None,
-        }
+        Self::ALL.into_iter().find(|version| version.schema() == schema)
     }
 
     /// Returns the name in a header.
-    pub fn schema(self) -> &'static str {
-        match self {
-            Self::V1 => FIRST_SCHEMA,
-            Self::V2 => SCHEMA,
-            Self::V3 => NOTES_SCHEMA,
-            Self::V4 => IMAGES_SCHEMA,
-            Self::V5 => ADAPTERS_SCHEMA,
-            Self::V6 => NEWEST_SCHEMA,
-        }
+    pub fn schema(self) -> String {
+        format!("{SCHEMA_FAMILY}{}", self as usize + 1)
     }
 }
 
@@ -90,7 +67,7 @@ pub enum LogRecord {
         schema: String,
         name: String,
         created_ms: u64,
-        model: ModelRecord,
+        model: ModelFingerprint,
         /// Identifier of the session, independent of its name; required from the second schema on.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         id: Option<String>,
@@ -99,7 +76,7 @@ pub enum LogRecord {
         owner: Option<String>,
     },
     /// Later turns come from another model, for which earlier ids are invalid.
-    Model { model: ModelRecord },
+    Model { model: ModelFingerprint },
     /// A finished turn. `number` counts from 1; it replaces turns from that number on.
     Turn { number: usize, turn: Box<StoredTurnRecord> },
     /// A frontend's note beside a turn, which counts from 1. It replaces an earlier note.
@@ -116,21 +93,24 @@ pub enum LogRecord {
         /// Set if the copy is a branch: it keeps earlier content, or content that did not continue the
         /// session.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        branch: Option<BranchRecord>,
+        branch: Option<Branch>,
     },
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// Reference from a branch to its session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct BranchRecord {
-    /// Id of the session that the branch belongs to.
+pub struct Branch {
+    /// Id of the session that the branch belongs to, even if that was renamed or removed. Never the id of a
+    /// branch.
     pub of: String,
     pub reason: BranchReason,
 }
 
 /// Reason for creating a branch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum BranchReason {
     /// An earlier message was edited.
     Edit,
@@ -152,24 +132,8 @@ impl BranchReason {
 
     /// Returns the reason's name in the file and in JSON.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Edit => "edit",
-            Self::Retry => "retry",
-            Self::Undo => "undo",
-            Self::Reset => "reset",
-            Self::Request => "request",
-            Self::Restore => "restore",
-        }
+        self.into()
     }
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ModelRecord {
-    name: String,
-    fingerprint: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    reference: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -185,7 +149,8 @@ pub struct StoredTurnRecord {
     adapters: Vec<AdapterUse>,
     splice_after: Option<String>,
     sampling: SamplingRecord,
-    finish: FinishRecord,
+    #[serde(with = "FinishRecord")]
+    finish: Finish,
     usage: UsageRecord,
     started_ms: u64,
     finished_ms: u64,
@@ -256,8 +221,9 @@ struct ToolCallRecord {
     arguments: Value,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+/// The form of a [`Finish`] in the file.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Finish", rename_all = "snake_case")]
 enum FinishRecord {
     Eos(u32),
     Complete,
@@ -335,7 +301,7 @@ impl LogRecord {
         let Self::Header { id, owner, model, .. } = self else { return Ok(()) };
         match self.version() {
             Version::V1 if id.is_some() || owner.is_some() || model.reference.is_some() => {
-                Err(format!("a header of {FIRST_SCHEMA} with fields of a later schema"))
+                Err(format!("a header of {} with fields of a later schema", Version::V1.schema()))
             }
             Version::V2 | Version::V3 | Version::V4 | Version::V5 | Version::V6 if id.is_none() => {
                 Err("a header without an id".to_owned())
@@ -409,22 +375,6 @@ fn check_schema(body: &str) -> Result<(), Unreadable> {
     }
 }
 
-impl From<&ModelFingerprint> for ModelRecord {
-    fn from(model: &ModelFingerprint) -> Self {
-        Self {
-            name: model.name.clone(),
-            fingerprint: model.fingerprint.clone(),
-            reference: model.reference.clone(),
-        }
-    }
-}
-
-impl From<ModelRecord> for ModelFingerprint {
-    fn from(record: ModelRecord) -> Self {
-        Self { name: record.name, fingerprint: record.fingerprint, reference: record.reference }
-    }
-}
-
 impl From<&StoredTurn> for StoredTurnRecord {
     fn from(turn: &StoredTurn) -> Self {
         Self {
@@ -436,7 +386,7 @@ impl From<&StoredTurn> for StoredTurnRecord {
             adapters: turn.adapters.clone(),
             splice_after: turn.splice_after.clone(),
             sampling: SamplingRecord::from(&turn.sampling),
-            finish: FinishRecord::from(&turn.finish),
+            finish: turn.finish.clone(),
             usage: UsageRecord {
                 prompt_tokens: turn.usage.prompt_tokens,
                 cached_tokens: turn.usage.cached_tokens,
@@ -467,7 +417,7 @@ impl TryFrom<StoredTurnRecord> for StoredTurn {
             adapters: record.adapters,
             splice_after: record.splice_after,
             sampling: record.sampling.into(),
-            finish: record.finish.into(),
+            finish: record.finish,
             usage: Usage {
                 prompt_tokens: record.usage.prompt_tokens,
                 cached_tokens: record.usage.cached_tokens,
@@ -540,36 +490,6 @@ impl TryFrom<MessageRecord> for Message {
             tool_call_id: record.tool_call_id,
             name: record.name,
         })
-    }
-}
-
-impl From<&Finish> for FinishRecord {
-    fn from(finish: &Finish) -> Self {
-        match finish {
-            Finish::Eos(id) => Self::Eos(*id),
-            Finish::Complete => Self::Complete,
-            Finish::StopString(text) => Self::StopString(text.clone()),
-            Finish::MaxTokens => Self::MaxTokens,
-            Finish::ContextFull => Self::ContextFull,
-            Finish::Cancelled => Self::Cancelled,
-            Finish::Deadline => Self::Deadline,
-            Finish::Repetition => Self::Repetition,
-        }
-    }
-}
-
-impl From<FinishRecord> for Finish {
-    fn from(record: FinishRecord) -> Self {
-        match record {
-            FinishRecord::Eos(id) => Self::Eos(id),
-            FinishRecord::Complete => Self::Complete,
-            FinishRecord::StopString(text) => Self::StopString(text),
-            FinishRecord::MaxTokens => Self::MaxTokens,
-            FinishRecord::ContextFull => Self::ContextFull,
-            FinishRecord::Cancelled => Self::Cancelled,
-            FinishRecord::Deadline => Self::Deadline,
-            FinishRecord::Repetition => Self::Repetition,
-        }
     }
 }
 
@@ -654,10 +574,10 @@ mod tests {
 
     #[test]
     fn every_record_comes_back_as_it_went() {
-        let old = ModelRecord { name: "m".to_owned(), fingerprint: "f".to_owned(), reference: None };
-        let model = ModelRecord { reference: Some("/models/m.gguf".to_owned()), ..old.clone() };
+        let old = ModelFingerprint { name: "m".to_owned(), fingerprint: "f".to_owned(), reference: None };
+        let model = ModelFingerprint { reference: Some("/models/m.gguf".to_owned()), ..old.clone() };
         let header =
-            |version, model: &ModelRecord, id: Option<&str>, owner: Option<&str>| LogRecord::Header {
+            |version, model: &ModelFingerprint, id: Option<&str>, owner: Option<&str>| LogRecord::Header {
                 schema: version,
                 name: "n".into(),
                 created_ms: 1,
@@ -673,9 +593,9 @@ mod tests {
             turns.push(StoredTurn { finish, splice_after: None, ..rich_turn() });
         }
         let mut records = vec![
-            header(FIRST_SCHEMA.into(), &old, None, None),
-            header(SCHEMA.into(), &model, Some("i"), None),
-            header(SCHEMA.into(), &old, Some("i"), Some("anna")),
+            header(Version::V1.schema(), &old, None, None),
+            header(Version::V2.schema(), &model, Some("i"), None),
+            header(Version::V2.schema(), &old, Some("i"), Some("anna")),
             LogRecord::Model { model },
             LogRecord::Model { model: old },
             LogRecord::Note { number: 1, note: json!({"a": [null, "b"]}) },
@@ -684,7 +604,7 @@ mod tests {
             LogRecord::ForkOf { name: "a".into(), turns: 1, time_ms: 4, branch: None },
         ];
         for reason in BranchReason::ALL {
-            let branch = Some(BranchRecord { of: "i".into(), reason });
+            let branch = Some(Branch { of: "i".into(), reason });
             records.push(LogRecord::ForkOf { name: "a".into(), turns: 1, time_ms: 4, branch });
         }
         for turn in turns {
@@ -767,8 +687,8 @@ mod tests {
         );
         for malformed in [
             &*header("other.v1"),
-            &*header(SCHEMA),
-            &*header(FIRST_SCHEMA),
+            &*header(&Version::V2.schema()),
+            &*header(&Version::V1.schema()),
             r#"{"type":"header","schema":"llmctl.session.v1","name":"a","created_ms":1,"model":{"name":"m","fingerprint":"f"},"id":"i"}"#,
             r#"{"type":"header","schema":"llmctl.session.v1","name":"a","created_ms":1,"model":{"name":"m","fingerprint":"f","reference":"r"}}"#,
             r#"{"type":"header","schema":"llmctl.session.v2","name":"a","created_ms":1,"model":{"name":"m","fingerprint":"f"}}"#,

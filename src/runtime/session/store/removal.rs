@@ -80,9 +80,9 @@ impl SessionStore {
     /// a crash leaves a folder from which the next removal goes on.
     pub(super) fn erase_folder(&self, doomed: &Path) -> Result<Forgotten> {
         let keys = self.keys_in(doomed)?;
-        let is_partial = self.vault.is_some() && !self.is_readable(doomed);
-        let mut forgotten = self.forget_kv(self.told_in(doomed));
-        if is_partial {
+        let (told, is_whole) = self.told_in(doomed);
+        let mut forgotten = self.forget_kv(told);
+        if self.vault.is_some() && !is_whole {
             let message = "some of it could not be read: its KV is left, and the keys of that";
             forgotten.problem.get_or_insert_with(|| message.to_owned());
         }
@@ -142,34 +142,28 @@ impl SessionStore {
         entries.flatten().filter_map(session).collect()
     }
 
-    /// Returns whether all of the transcripts in a folder can be read.
-    fn is_readable(&self, folder: &Path) -> bool {
-        let is_whole = |path: PathBuf| {
-            let bytes = folder::read_file(&path).ok().flatten().unwrap_or_default();
-            let plain = log::plain(&bytes, self.vault.as_ref());
-            !bytes.is_empty() && plain.is_ok_and(|bytes| each_sequence(&bytes, |_| {}))
-        };
-        transcripts(folder).into_iter().all(is_whole)
-    }
-
     /// Erases the key of the file that a sealed one has replaced.
     pub(super) fn erase_replaced(&self, seal: Option<&SessionSeal>) -> io::Result<()> {
         let replaced = self.vault.as_ref().zip(seal.and_then(|seal| seal.replaces));
         replaced.map_or(Ok(()), |(vault, id)| vault.erase(KeyKind::Session, id))
     }
 
-    /// Returns what the transcripts in a folder tell, as far as they can be read; nothing without KV on disk.
-    pub(super) fn told_in(&self, folder: &Path) -> Told {
-        let mut told = Told::default();
-        for path in self.kv.iter().flat_map(|_| transcripts(folder)) {
+    /// Returns what the transcripts in a folder tell, as far as they can be read, and whether all of them can be.
+    pub(super) fn told_in(&self, folder: &Path) -> (Told, bool) {
+        let (mut told, mut is_whole) = (Told::default(), true);
+        let is_asked = self.kv.is_some() || self.vault.is_some();
+        for path in transcripts(folder).into_iter().filter(|_| is_asked) {
             let bytes = folder::read_file(&path).ok().flatten().unwrap_or_default();
-            let Ok(bytes) = log::plain(&bytes, self.vault.as_ref()) else { continue };
-            each_sequence(&bytes, |tokens| {
-                told.0.extend(disk::names(tokens));
-                told.1.extend(tokens.images.iter().map(|span| span.key));
-            });
+            let plain = log::plain(&bytes, self.vault.as_ref());
+            is_whole &= !bytes.is_empty()
+                && plain.is_ok_and(|bytes| {
+                    each_sequence(&bytes, |tokens| {
+                        told.0.extend(self.kv.iter().flat_map(|_| disk::names(tokens)));
+                        told.1.extend(tokens.images.iter().map(|span| span.key));
+                    })
+                });
         }
-        told
+        (told, is_whole)
     }
 
     /// Encrypts a plain session: its file, its images and, because it can be computed again, its KV by removing it. Returns false if it
@@ -191,7 +185,7 @@ impl SessionStore {
         if let Some(copy) = transcripts(&folder).into_iter().find(|path| !path.ends_with(TRANSCRIPT)) {
             return Err(refuse(copy, "a copy in plain text: remove it first").into());
         }
-        let (pages, images) = self.told_in(&folder);
+        let ((pages, images), _) = self.told_in(&folder);
         let transcript = read_transcript(&folder.join(TRANSCRIPT), name)?;
         let named = named_in(&transcript).collect();
         let (blobs, bodies) = (writer.saved().blobs.clone(), writer.bodies()?);

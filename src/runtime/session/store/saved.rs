@@ -9,9 +9,10 @@ use std::sync::Arc;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::record::{BranchReason, BranchRecord, LogRecord, StoredTurnRecord, Unreadable, Version};
-use super::{Blobs, ModelFingerprint, SessionName, StoredTurn, blobs};
+use super::record::{Branch, BranchReason, LogRecord, StoredTurnRecord, Unreadable, Version};
+use super::{Blobs, ModelFingerprint, SessionName, StoredTurn, blobs, now_ms};
 use crate::session::transcript::Transcript;
+use llmctl_base::error::{Error, Result};
 use llmctl_image::ImageHash;
 use llmctl_models::adapters::AdapterUse;
 use llmctl_models::images::ImageSpan;
@@ -43,15 +44,6 @@ pub struct ForkOf {
     pub turns: usize,
     /// Set if it is a branch of another session.
     pub branch: Option<Branch>,
-}
-
-/// Reference from a branch to its session.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Branch {
-    /// Id of the session that the branch belongs to, even if that was renamed or removed. Never the id of a
-    /// branch.
-    pub of: String,
-    pub reason: BranchReason,
 }
 
 /// A conversation from disk. Clones share the turns.
@@ -94,17 +86,35 @@ impl SavedSession {
         }
     }
 
-    /// Returns a session with the first `turns` turns, and the same models and owner.
-    pub fn forked(&self, fork_of: ForkOf, created_ms: u64) -> Self {
-        let turns: Vec<_> = self.turns.iter().take(fork_of.turns).cloned().collect();
-        Self {
+    /// Returns a session with the first `turns` turns, all with `None`, and the same models and owner. `name` is this session's.
+    ///
+    /// # Errors
+    /// [`Error::InvalidParameter`] naming `turns` if there are fewer.
+    pub fn forked(&self, name: &SessionName, turns: Option<usize>) -> Result<Self> {
+        let turns = turns.unwrap_or(self.turns.len());
+        let Some(kept) = self.turns.get(..turns) else {
+            let message = format!("session {:?} has {} turns, not {turns}", name.as_str(), self.turns.len());
+            return Err(Error::InvalidParameter { name: "turns", message });
+        };
+        Ok(Self {
             owner: self.owner.clone(),
-            had_turns: !turns.is_empty(),
-            fork_of: Some(fork_of),
-            turns,
+            had_turns: !kept.is_empty(),
+            fork_of: Some(ForkOf { name: name.to_string(), turns, branch: None }),
+            turns: kept.to_vec(),
             blobs: self.blobs.clone(),
-            ..Self::new(&self.model, created_ms)
-        }
+            ..Self::new(&self.model, now_ms())
+        })
+    }
+
+    /// As [`Self::forked`], as a branch of this session, or of its session if it is a branch.
+    ///
+    /// # Errors
+    /// Those of [`Self::forked`].
+    pub fn branched(&self, name: &SessionName, turns: Option<usize>, reason: BranchReason) -> Result<Self> {
+        let mut forked = self.forked(name, turns)?;
+        let branch = Some(Branch { of: self.root_id().to_owned(), reason });
+        forked.fork_of.iter_mut().for_each(|fork| fork.branch = branch.clone());
+        Ok(forked)
     }
 
     /// Returns the branch record, if the session is a branch.
@@ -198,7 +208,7 @@ impl SavedSession {
         }
         match record {
             LogRecord::Header { .. } => return Err("a second header".to_owned()),
-            LogRecord::Model { model } => self.model = Arc::new(model.into()),
+            LogRecord::Model { model } => self.model = Arc::new(model),
             LogRecord::Turn { number, turn } => self.add_turn(number, *turn)?,
             LogRecord::Note { number, note } => self.set_note(number, note)?,
             LogRecord::Truncate { turns, time_ms } => {
@@ -212,7 +222,6 @@ impl SavedSession {
                 self.rename(&SessionName::new(&to).map_err(|error| error.to_string())?)
             }
             LogRecord::ForkOf { name, turns, branch, .. } => {
-                let branch = branch.map(|BranchRecord { of, reason }| Branch { of, reason });
                 self.fork_of = Some(ForkOf { name, turns, branch });
             }
         }
@@ -282,29 +291,33 @@ impl SavedSession {
         if has_notes { Version::V3 } else { Version::V2 }
     }
 
+    /// Returns the lines of a new file with this session.
+    pub(super) fn bodies(&self, name: &SessionName) -> Vec<String> {
+        self.to_records(name, now_ms()).iter().map(LogRecord::to_body).collect()
+    }
+
     /// Returns the records that rebuild this session, without rewound turns.
-    pub(super) fn to_records(&self, name: &SessionName, time_ms: u64) -> Vec<LogRecord> {
+    fn to_records(&self, name: &SessionName, time_ms: u64) -> Vec<LogRecord> {
         let mut model = self.turns.first().map_or(&self.model, |saved| &saved.model);
         let mut records = vec![LogRecord::Header {
-            schema: self.version.max(self.needed_version()).schema().to_owned(),
+            schema: self.version.max(self.needed_version()).schema(),
             name: name.to_string(),
             created_ms: self.created_ms,
-            model: (&**model).into(),
+            model: ModelFingerprint::clone(model),
             id: Some(self.id.clone()),
             owner: self.owner.clone(),
         }];
-        let branch = |branch: &Branch| BranchRecord { of: branch.of.clone(), reason: branch.reason };
         let fork = |fork: &ForkOf| LogRecord::ForkOf {
             name: fork.name.clone(),
             turns: fork.turns,
             time_ms,
-            branch: fork.branch.as_ref().map(branch),
+            branch: fork.branch.clone(),
         };
         records.extend(self.fork_of.as_ref().map(fork));
         for (at, saved) in self.turns.iter().enumerate() {
             if saved.model != *model {
                 model = &saved.model;
-                records.push(LogRecord::Model { model: (&**model).into() });
+                records.push(LogRecord::Model { model: ModelFingerprint::clone(model) });
             }
             let before = at.checked_sub(1).map(|before| &self.turns[before].turn);
             let turn = Box::new(StoredTurnRecord::following(&saved.turn, before));
@@ -312,7 +325,7 @@ impl SavedSession {
             records.extend(saved.note_record(at + 1));
         }
         if self.model != *model {
-            records.push(LogRecord::Model { model: (&*self.model).into() });
+            records.push(LogRecord::Model { model: ModelFingerprint::clone(&self.model) });
         }
         records
     }
@@ -359,7 +372,7 @@ fn begun(header: LogRecord) -> Result<SavedSession, String> {
         return Err("the first line is not a header".to_owned());
     };
     let id = id.unwrap_or_else(|| id_of_v1(&name, created_ms));
-    Ok(SavedSession { id, owner, version, ..SavedSession::new(&model.into(), created_ms) })
+    Ok(SavedSession { id, owner, version, ..SavedSession::new(&model, created_ms) })
 }
 
 /// Derives the id of a session of the first schema, which has none, from fields that never change.

@@ -140,7 +140,7 @@ impl SessionWriter {
     ) -> Result<()> {
         let mut records = Vec::new();
         if *model != *self.saved.model {
-            records.push(LogRecord::Model { model: model.into() });
+            records.push(LogRecord::Model { model: model.clone() });
         }
         let number = turns + 1;
         let before = turns.checked_sub(1).and_then(|before| self.saved.turns.get(before));
@@ -175,8 +175,8 @@ impl SessionWriter {
     /// # Errors
     /// [`Error::Store`]; the session continues in the old file.
     pub fn compact(&mut self) -> Result<Forgotten> {
-        let told = self.store.told_in(&self.folder);
-        let bodies = self.needed();
+        let (told, _) = self.store.told_in(&self.folder);
+        let bodies = self.saved.bodies(&self.name);
         match self.store.vault.clone().filter(|_| self.is_sealed() && transcripts(&self.folder).len() == 1) {
             Some(vault) => self.seal_anew(&vault, &bodies)?,
             None => self.rewrite(&bodies)?,
@@ -203,11 +203,6 @@ impl SessionWriter {
             return Ok(false);
         }
         self.remove().map(|_| true)
-    }
-
-    /// Returns the lines of a compacted file.
-    fn needed(&self) -> Vec<String> {
-        self.saved.to_records(&self.name, now_ms()).iter().map(LogRecord::to_body).collect()
     }
 
     fn rewrite(&mut self, bodies: &[String]) -> Result<()> {
@@ -243,8 +238,7 @@ impl SessionWriter {
             return Err(StoreError::Damaged { path, line: 1, message }.into());
         };
         let (id, owner) = (Some(self.saved.id.clone()), self.saved.owner.clone());
-        let header =
-            LogRecord::Header { schema: version.schema().to_owned(), name, created_ms, model, id, owner };
+        let header = LogRecord::Header { schema: version.schema(), name, created_ms, model, id, owner };
         self.saved.version = header.version();
         bodies[0] = header.to_body();
         self.rewrite(&bodies)
@@ -274,7 +268,7 @@ impl SessionWriter {
         if self.log.len() < self.compact_at {
             return Ok(());
         }
-        let needed = self.num_bytes(&self.needed());
+        let needed = self.num_bytes(&self.saved.bodies(&self.name));
         self.compact_at = needed.saturating_mul(4).max(self.compact_bytes);
         if self.log.len() < self.compact_at { Ok(()) } else { self.compact().map(drop) }
     }

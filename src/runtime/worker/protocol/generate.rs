@@ -59,7 +59,7 @@ pub struct Generate {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<usize>,
     /// Generate nothing; only the prompt's log-probabilities are wanted.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub prompt_only: bool,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stop_ids: Vec<u32>,
@@ -83,10 +83,6 @@ pub struct Generate {
 
 fn name_or_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<EngineSessionName>, D::Error> {
     Ok(EngineSessionName::parse(String::deserialize(deserializer)?).ok())
-}
-
-fn is_false(flag: &bool) -> bool {
-    !flag
 }
 
 /// Part of a prompt: text or ids. If both are given, the ids are used.

@@ -39,10 +39,7 @@ pub const MAX_LINE_BYTES: usize = 64 << 20;
 pub const MAX_ID_BYTES: usize = 256;
 
 /// Names of all operations on the wire.
-pub const OPS: [&str; 14] = [
-    "generate", "image", "open", "close", "reset", "fork", "restore", "inspect", "sessions", "cancel",
-    "ping", "notices", "flush", "shutdown",
-];
+pub const OPS: &[&str] = <Op as strum::VariantNames>::VARIANTS;
 
 /// Capability, beside the operations, of a worker whose model reads images.
 pub const IMAGES: &str = "images";
@@ -65,8 +62,9 @@ pub struct WorkerCall {
     pub op: Op,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, strum::IntoStaticStr, strum::VariantNames)]
 #[serde(tag = "op", rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Op {
     Generate(Box<Generate>),
     Image(ImageUpload),
@@ -398,22 +396,7 @@ impl ErrorCode {
 impl Op {
     /// Returns the name on the wire, one of [`OPS`].
     pub fn name(&self) -> &'static str {
-        match self {
-            Op::Generate(_) => "generate",
-            Op::Image(_) => "image",
-            Op::Open(_) => "open",
-            Op::Close(_) => "close",
-            Op::Reset(_) => "reset",
-            Op::Fork(_) => "fork",
-            Op::Restore(_) => "restore",
-            Op::Inspect(_) => "inspect",
-            Op::Sessions(_) => "sessions",
-            Op::Cancel(_) => "cancel",
-            Op::Ping(_) => "ping",
-            Op::Notices(_) => "notices",
-            Op::Flush(_) => "flush",
-            Op::Shutdown(_) => "shutdown",
-        }
+        self.into()
     }
 
     /// Returns the name of the session that the operation uses.

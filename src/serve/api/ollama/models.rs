@@ -61,17 +61,22 @@ pub async fn copy() -> ApiError {
 /// # Errors
 /// All that is wrong with the body, the first kind of it.
 pub fn read_name(lenient: bool, body: Map<String, Value>) -> Result<(Ignored, String), ApiError> {
-    let mut problems = Problems::new(lenient);
-    let mut fields = Fields::new(body, &mut problems);
+    let (name, mut problems) = Problems::new(lenient).read(body, |fields| {
+        let name = name_of(fields);
+        for hint in ["verbose", "system", "template", "options", "insecure", "username", "password", "stream"]
+        {
+            fields.hint(hint);
+        }
+        name
+    })?;
+    Ok((Ignored(problems.take_ignored()), name))
+}
+
+/// Reads the name of a model.
+pub fn name_of(fields: &mut Fields<'_>) -> String {
     let spelling = fields.spelled(&["model", "name"]);
     fields.require(spelling);
-    let name = fields.text(spelling).unwrap_or_default();
-    for hint in ["verbose", "system", "template", "options", "insecure", "username", "password", "stream"] {
-        fields.hint(hint);
-    }
-    fields.end();
-    problems.check(Ok(()))?;
-    Ok((Ignored(problems.take_ignored()), name))
+    fields.text(spelling).unwrap_or_default()
 }
 
 /// Returns the entries of a loaded model: one for its id and for each of the other names.

@@ -18,14 +18,15 @@ use tokio::task::spawn_blocking;
 
 use super::super::body::JsonBody;
 use super::super::sse::{line, stream_response};
+use super::models::name_of;
 use super::models::read_name;
 use crate::App;
 use crate::downloads::{ModelDownloads, PullProgress};
 use crate::error::ApiError;
 use crate::gate::owner::Owner;
 use crate::net::connection::ConnectionInfo;
+use crate::wire::Problems;
 use crate::wire::ollama::{error_body, is_same_name};
-use crate::wire::{Fields, Problems};
 
 /// The downloads of a server, if it can.
 #[derive(Clone)]
@@ -116,16 +117,12 @@ pub async fn erase(
 /// # Errors
 /// All that is wrong with the body, the first kind of it.
 pub fn pull_body(served: &ServedDownloads, body: Map<String, Value>) -> Result<(String, bool), ApiError> {
-    let mut problems = Problems::new(served.lenient);
-    let mut fields = Fields::new(body, &mut problems);
-    let spelling = fields.spelled(&["model", "name"]);
-    fields.require(spelling);
-    let name = fields.text(spelling).unwrap_or_default();
-    let is_streamed = fields.flag("stream").unwrap_or(true);
-    ["insecure", "username", "password"].iter().for_each(|hint| fields.hint(hint));
-    fields.end();
-    problems.check(Ok(()))?;
-    Ok((name, is_streamed))
+    let (asked, _) = Problems::new(served.lenient).read(body, |fields| {
+        let asked = (name_of(fields), fields.flag("stream").unwrap_or(true));
+        ["insecure", "username", "password"].iter().for_each(|hint| fields.hint(hint));
+        asked
+    })?;
+    Ok(asked)
 }
 
 type News = Result<Value, ApiError>;

@@ -12,7 +12,6 @@ use serde_json::{Map, Value, json};
 
 use super::super::body::{Incoming, session_of};
 use super::super::generate::{GenerateRequest, Prompt, TurnNote};
-use super::super::image_urls::problems;
 use super::super::reply::Head;
 use super::super::request::{self, AnswerParams, Reading, with_known_roles};
 use super::stored::{self, StoredResponse};
@@ -43,10 +42,7 @@ const FORMAT: &str = "text.format";
 /// A request for a response.
 pub struct ResponsesBody {
     pub request: GenerateRequest,
-    pub is_streamed: bool,
     pub writer: ResponseWriter,
-    /// Fields that have no effect.
-    pub ignored: Vec<String>,
 }
 
 /// Fields about storing.
@@ -63,18 +59,14 @@ struct Outputs {
     seals_reasoning: bool,
 }
 
-/// The fields of a body, read and checked.
+/// The fields of a body beside those of every API, read and checked.
 struct AskedResponse {
-    params: AnswerParams,
     storing: Storing,
     instructions: Option<String>,
     input: Vec<Message>,
     kwargs: Map<String, Value>,
     /// Without its id.
     shape: ResponseShape,
-    ignored: Vec<String>,
-    /// Changes that were made to the input.
-    notices: Vec<String>,
 }
 
 /// Reads the body of a response.
@@ -83,69 +75,62 @@ struct AskedResponse {
 /// All that is wrong with the body, the first kind of it; 404 for a response or an item that is not stored; 503 without an engine.
 pub fn read(app: &App, mut body: Map<String, Value>, incoming: Incoming) -> Result<ResponsesBody, ApiError> {
     resolve_references(app, &incoming.caller, &mut body)?;
-    let asked = ask(app, body)?;
+    let (params, asked) = ask(app, body)?;
     let previous = asked.storing.previous(app, &incoming.caller)?;
     let session = asked.storing.session(app, previous.as_ref(), &incoming)?;
     let is_stored = matches!(session, Some(RequestSession::Stored(_)));
     let instructions = asked.instructions.map(Message::system).into_iter();
     let earlier = previous.map(|previous| previous.messages()).unwrap_or_default();
     let messages = with_known_roles(app, instructions.chain(earlier).chain(asked.input).collect());
-    let tools = asked.params.turn.tools.definitions.clone();
+    let tools = params.turn.tools.definitions.clone();
     let conversation = Conversation { messages, tools, kwargs: asked.kwargs, ..Conversation::default() };
     let mut shape = ResponseShape { id: stored::new_id(&session_name(session.as_ref())), ..asked.shape };
-    let is_streamed = asked.params.streaming.is_on;
-    let mut request = asked.params.request(Prompt::Chat(conversation), session, incoming);
+    let mut request = params.request(Prompt::Chat(conversation), session, incoming);
     shape.repeated.insert("store".to_owned(), is_stored.into());
     shape.repeated.extend(sampling_members(&request.turn.sampling()));
     let writer = ResponseWriter::new(Head::new(app, "resp"), shape, request.turn.logprobs.is_some());
-    request.notices = left_out(&asked.ignored).into_iter().chain(asked.notices).collect();
+    request.notices.splice(0..0, left_out(&request.ignored));
     request.note = is_stored.then(|| Arc::new(writer.clone()) as Arc<dyn TurnNote>);
-    Ok(ResponsesBody { request, is_streamed, writer, ignored: asked.ignored })
+    Ok(ResponsesBody { request, writer })
 }
 
 /// Reads the fields of a body.
-fn ask(app: &App, body: Map<String, Value>) -> Result<AskedResponse, ApiError> {
-    let engine = app.engine()?;
+fn ask(app: &App, body: Map<String, Value>) -> Result<(AnswerParams, AskedResponse), ApiError> {
     let mut repeated = repeated(&body);
-    let mut problems = problems(app);
-    let mut fields = Fields::new(body, &mut problems);
-    let model = request::check_model(app, &mut fields);
-    let storing = Storing::read(&mut fields);
-    let instructions = fields.text("instructions");
-    let input = read_input(&mut fields, storing.previous.is_some());
-    let ResponseTools { repeated: repeated_tools, names, inputs, .. } = tools(&mut fields);
-    let schema_open = shape::is_open(&mut fields, app.settings().schema_open);
-    let format = text_format(&mut fields, schema_open);
-    let outputs = Outputs::read(&mut fields);
-    labels_and_refusals(&mut fields);
-    let chat_tokenizer = &app.model().chat_tokenizer;
-    let Switches { kwargs, reasoning } = chat_tokenizer
-        .with_template(|template| switches(&mut fields, template, app.settings().enable_thinking));
-    let tools = ToolUse { inputs, ..request::tools(app, &mut fields, schema_open) };
-    let reading = Reading { schema_open, may_be_none: false };
-    let mut params = request::params(app, &engine, &mut fields, Limits::default(), reading);
-    if params.has_constraint() && format.is_some() {
-        fields.out_of_range(FORMAT, "is a second form, and an answer has one");
-    }
-    fields.end();
-    problems.check(model)?;
-    params.turn.images = problems.images().decode()?;
-    repeated.insert("tools".to_owned(), repeated_tools.into());
-    repeated.insert("model".to_owned(), app.model().id.as_str().into());
-    params.turn.tools = tools;
-    params.turn.logprobs = outputs.logprobs.or(params.turn.logprobs);
-    params.turn.constraint = format.or(params.turn.constraint.take());
-    params.turn.reasoning_budget = reasoning.budget;
-    let shape = ResponseShape {
-        id: String::new(),
-        created_ms: now_ms(),
-        repeated,
-        names,
-        shows_reasoning: reasoning.is_shown,
-        seals_reasoning: outputs.seals_reasoning,
-    };
-    let (ignored, notices) = (problems.take_ignored(), problems.take_notices());
-    Ok(AskedResponse { params, storing, instructions, input, kwargs, shape, ignored, notices })
+    request::read_answer(app, body, |engine, fields| {
+        let storing = Storing::read(fields);
+        let instructions = fields.text("instructions");
+        let input = read_input(fields, storing.previous.is_some());
+        let ResponseTools { repeated: repeated_tools, names, inputs, .. } = tools(fields);
+        let schema_open = shape::is_open(fields, app.settings().schema_open);
+        let format = text_format(fields, schema_open);
+        let outputs = Outputs::read(fields);
+        labels_and_refusals(fields);
+        let chat_tokenizer = &app.model().chat_tokenizer;
+        let Switches { kwargs, reasoning } = chat_tokenizer
+            .with_template(|template| switches(fields, template, app.settings().enable_thinking));
+        let tools = ToolUse { inputs, ..request::tools(app, fields, schema_open) };
+        let reading = Reading { schema_open, may_be_none: false };
+        let mut params = request::params(app, engine, fields, Limits::default(), reading);
+        if params.has_constraint() && format.is_some() {
+            fields.out_of_range(FORMAT, "is a second form, and an answer has one");
+        }
+        repeated.insert("tools".to_owned(), repeated_tools.into());
+        repeated.insert("model".to_owned(), app.model().id.as_str().into());
+        params.turn.tools = tools;
+        params.turn.logprobs = outputs.logprobs.or(params.turn.logprobs);
+        params.turn.constraint = format.or(params.turn.constraint.take());
+        params.turn.reasoning_budget = reasoning.budget;
+        let shape = ResponseShape {
+            id: String::new(),
+            created_ms: now_ms(),
+            repeated,
+            names,
+            shows_reasoning: reasoning.is_shown,
+            seals_reasoning: outputs.seals_reasoning,
+        };
+        (params, AskedResponse { storing, instructions, input, kwargs, shape })
+    })
 }
 
 /// Returns a notice for each type of items and tools that the request has for nothing.
@@ -257,11 +242,9 @@ impl Outputs {
 
 /// Reads `text`: its verbosity goes where the chat template's switches are read.
 fn text_format(fields: &mut Fields<'_>, schema_open: bool) -> Option<OutputConstraint> {
-    let members = fields.object("text")?;
-    let mut text = fields.inside("text", members);
-    let format = text.object("format");
+    let mut text = fields.nested("text")?;
+    let source = text.nested("format").and_then(format_source);
     let verbosity = text.take("verbosity");
-    let source = format.and_then(|members| format_source(text.inside("format", members)));
     text.end();
     if let Some(verbosity) = verbosity {
         fields.put("verbosity", verbosity);

@@ -218,6 +218,7 @@ impl OpenItem {
 impl WireFormat for ResponseEvents {
     const NAMES_EVENTS: bool = true;
     const ENDS_WITH_DONE: bool = false;
+    const BEGINS_TOO_LONG: bool = true;
 
     fn whole(self, collected: &Collected) -> Result<Value, ApiError> {
         let finished = collected.choices.first();

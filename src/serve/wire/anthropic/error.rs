@@ -5,14 +5,6 @@ use serde_json::{Value, json};
 
 use crate::error::ApiError;
 
-/// Returns the status that Anthropic's clients expect: a body of the wrong form is a 400 like any other.
-pub fn status(error: &ApiError) -> StatusCode {
-    match error.status {
-        StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
-        status => status,
-    }
-}
-
 /// Returns the envelope, for a response body or a stream event. Our code is where the SDKs look for one.
 pub fn body(error: &ApiError, request_id: &str) -> Value {
     let details = error.code.map(|code| json!({"error_code": code, "param": error.param}));
@@ -21,7 +13,7 @@ pub fn body(error: &ApiError, request_id: &str) -> Value {
         Some((prompt, context)) => format!("prompt is too long: {prompt} tokens > {context} maximum"),
         None => error.message.clone(),
     };
-    let mut object = json!({"type": kind(status(error)), "message": message});
+    let mut object = json!({"type": kind(error.plain_status()), "message": message});
     if let Some(details) = details {
         object["details"] = details;
     }
@@ -53,7 +45,7 @@ mod tests {
         let written = |error: ApiError| {
             let written = body(&error, "r");
             assert_eq!((&written["type"], &written["request_id"]), (&json!("error"), &json!("r")));
-            (status(&error).as_u16(), written["error"]["type"].as_str().map(str::to_owned))
+            (error.plain_status().as_u16(), written["error"]["type"].as_str().map(str::to_owned))
         };
         for (code, expected, kind) in [
             (400, 400, "invalid_request_error"),

@@ -50,8 +50,7 @@ fn system(fields: &mut Fields<'_>) -> Option<Message> {
         Value::String(text) => vec![text],
         Value::Array(blocks) => texts(fields, "system", blocks),
         _ => {
-            fields.wrong("system", "is neither a string nor an array of text blocks");
-            return None;
+            return fields.none("system", "is neither a string nor an array of text blocks");
         }
     };
     let num_blocks = texts.len();
@@ -352,7 +351,7 @@ mod tests {
         let mut fields = Fields::new(members, &mut problems);
         let messages = conversation(&mut fields);
         fields.end();
-        let checked = problems.check(Ok(()));
+        let checked = problems.check();
         (messages, checked, problems)
     }
 

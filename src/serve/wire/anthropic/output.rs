@@ -20,18 +20,15 @@ pub struct OutputWishes {
 /// Reads the fields. Objects of a schema are closed unless `schema_open`.
 pub fn output(fields: &mut Fields<'_>, schema_open: bool) -> OutputWishes {
     let mut output = OutputWishes { shows_thinking: true, ..OutputWishes::default() };
-    if let Some(members) = fields.object("thinking") {
-        thinking(fields.inside("thinking", members), &mut output);
+    if let Some(fields) = fields.nested("thinking") {
+        thinking(fields, &mut output);
     }
     // The name of the format before it was released.
-    let mut format = fields.object("output_format").and_then(|members| {
-        schema(fields.inside("output_format", members)).map(|source| (source, "output_format"))
-    });
-    if let Some(members) = fields.object("output_config") {
-        let mut config = fields.inside("output_config", members);
+    let mut format = fields.nested("output_format").and_then(schema).map(|source| (source, "output_format"));
+    if let Some(mut config) = fields.nested("output_config") {
         output.wish.effort = effort(&mut config, "effort").map(|effort| (effort, "output_config.effort"));
-        if let Some(members) = config.object("format") {
-            let source = schema(config.inside("format", members));
+        if let Some(members) = config.nested("format") {
+            let source = schema(members);
             format = source.map(|source| (source, "output_config.format")).or(format);
         }
         config.hint("task_budget");

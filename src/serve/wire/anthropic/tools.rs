@@ -62,8 +62,7 @@ fn definition(fields: &mut Fields<'_>, at: &str, value: Value) -> Option<Value> 
 
 /// Returns the choice, and whether an answer may have several calls.
 fn choice(fields: &mut Fields<'_>) -> (ToolChoice, bool) {
-    let Some(members) = fields.object("tool_choice") else { return (ToolChoice::Auto, true) };
-    let mut choice = fields.inside("tool_choice", members);
+    let Some(mut choice) = fields.nested("tool_choice") else { return (ToolChoice::Auto, true) };
     let is_parallel = choice.flag("disable_parallel_tool_use") != Some(true);
     let name = choice.text("name");
     let read = match choice.text("type").as_deref() {
@@ -98,7 +97,7 @@ mod tests {
         let mut fields = Fields::new(members, &mut problems);
         let tools = tools(&mut fields, false);
         fields.end();
-        let checked = problems.check(Ok(()));
+        let checked = problems.check();
         (tools, checked, problems.take_ignored())
     }
 

@@ -109,8 +109,7 @@ fn add_tool(
 
 /// A function, its members flat or within `function`.
 fn add_function(mut tool: Fields<'_>, read: &mut ResponseTools, namespace: Option<ToolNamespace<'_>>) {
-    if let Some(members) = tool.object("function") {
-        let nested = tool.inside("function", members);
+    if let Some(nested) = tool.nested("function") {
         add_named(nested, read, namespace, false);
         return tool.ignore_rest();
     }
@@ -194,8 +193,7 @@ fn input_schema() -> Value {
 
 /// Returns the grammar of a custom tool's text; `None` for any text.
 fn input_format(tool: &mut Fields<'_>) -> Option<GrammarSource> {
-    let members = tool.object("format")?;
-    let mut format = tool.inside("format", members);
+    let mut format = tool.nested("format")?;
     match format.text("type").as_deref() {
         Some("grammar") => {}
         Some("text") | None => return None,
@@ -290,7 +288,7 @@ mod tests {
         let choice = fields.take("tool_choice");
         fields.take("tools");
         fields.end();
-        let checked = problems.check(Ok(()));
+        let checked = problems.check();
         Outcome { read, choice, ignored: problems.take_ignored(), checked }
     }
 

@@ -8,7 +8,6 @@ use sha2::{Digest, Sha256};
 
 use super::super::folder::io_error;
 use super::super::log;
-use super::super::record::LogRecord;
 use super::super::saved::SavedSession;
 use super::super::{SessionName, SessionStore, now_ms};
 use super::{
@@ -83,9 +82,7 @@ impl SessionStore {
         let mut needs = Needs::default();
         for (at, (name, saved)) in sessions.iter().enumerate() {
             needs.add(saved);
-            let bodies: Vec<String> =
-                saved.to_records(name, now_ms()).iter().map(LogRecord::to_body).collect();
-            package.add(PartName::Session(at), log::lines(None, &bodies).0.into_bytes().into());
+            package.add(PartName::Session(at), log::lines(None, &saved.bodies(name)).0.into_bytes().into());
             package
                 .manifest
                 .sessions

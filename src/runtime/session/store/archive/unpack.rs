@@ -9,7 +9,8 @@ use uuid::Uuid;
 
 use super::super::folder::io_error;
 use super::super::name::MAX_BRANCHED_BYTES;
-use super::super::saved::{Branch, ForkOf, SavedSession};
+use super::super::record::Branch;
+use super::super::saved::{ForkOf, SavedSession};
 use super::super::{Blobs, Listed, SessionName, SessionStore, UNFINISHED, name_taken, unfinished_name};
 use super::contents::{Contents, check_seal, read_parts};
 use super::{ArchiveManifest, ArchivedModel, PartContent, PartName, refusal};
