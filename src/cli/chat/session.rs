@@ -392,7 +392,7 @@ fn wanted_session(args: &ChatArgs, places: &Places) -> Result<Option<SessionName
     let used = own.filter_map(|listed| Some((listed.summary.as_ref().ok()?, &listed.name)));
     let last = used.filter(|(summary, _)| summary.turns > 0).max_by_key(|(summary, _)| summary.last_used_ms);
     last.map(|(_, name)| Some(name.clone())).ok_or_else(|| {
-        let error = CommandError::new(Kind::NotFound, anyhow::anyhow!("there is no session to continue"));
+        let error = Kind::NotFound.error("there is no session to continue");
         error.hint("start one without --continue")
     })
 }

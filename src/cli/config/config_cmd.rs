@@ -120,9 +120,7 @@ fn path(args: &PathArgs, config: &Config) -> Result<Exit, CommandError> {
     match looked.iter().find(|l| l.role != FileRole::Project) {
         Some(file) => print(&format!("{}\n", file.path.display())),
         None => {
-            let error =
-                anyhow::anyhow!("neither XDG_CONFIG_HOME nor HOME is set, so there is no place for it");
-            Err(CommandError::new(Kind::Config, error))
+            Err(Kind::Config.error("neither XDG_CONFIG_HOME nor HOME is set, so there is no place for it"))
         }
     }
 }

@@ -133,7 +133,7 @@ fn check_space(out: &Path, needed: u64) -> Result<(), CommandError> {
     match free_bytes(folder) {
         Some(free) if free < needed => {
             let message = format!("{} needs {}, but {} are free", out.display(), bytes(needed), bytes(free));
-            Err(CommandError::new(Kind::Io, anyhow::anyhow!(message)))
+            Err(Kind::Io.error(message))
         }
         _ => Ok(()),
     }

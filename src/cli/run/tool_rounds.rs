@@ -59,7 +59,7 @@ impl<'a> ToolRounds<'a> {
     pub fn tools(&mut self) -> Result<ToolUse, CommandError> {
         let Some(servers) = &mut self.servers else { return Ok(self.given.clone()) };
         if let Some(failure) = servers.wait(self.terminal).into_iter().next() {
-            let error = CommandError::new(Kind::Unavailable, anyhow::anyhow!("{failure}"));
+            let error = Kind::Unavailable.error(failure);
             return Err(error.hint("\"disabled\": true in the configuration leaves a server out"));
         }
         servers.check_permissions(self.terminal);

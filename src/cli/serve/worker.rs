@@ -45,7 +45,7 @@ const LONG_HELP: &str = include_str!("worker_help.txt").trim_ascii_end();
 /// Runs the subcommand.
 pub fn run(args: WorkerArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     let reception = CallInbox::open(io::stdin(), || process::exit(i32::from(Exit::Success.code())))
-        .map_err(|error| failure(error, "reading the input"))?;
+        .map_err(CommandError::io("reading the input"))?;
     let worker = load_worker(&args, terminal).inspect_err(|error| {
         // The parent closes the input when it reads the error line, which must not change the exit code.
         reception.stay();
@@ -53,8 +53,8 @@ pub fn run(args: WorkerArgs, terminal: &Terminal) -> Result<Exit, CommandError> 
     })?;
     let graceful = Graceful::begin();
     let stopper = reception.stopper();
-    graceful.on_signal(move |_| stopper.stop()).map_err(|error| failure(error, "waiting for signals"))?;
-    let ended = reception.serve(worker, io::stdout()).map_err(|error| failure(error, "starting"))?;
+    graceful.on_signal(move |_| stopper.stop()).map_err(CommandError::io("waiting for signals"))?;
+    let ended = reception.serve(worker, io::stdout()).map_err(CommandError::io("starting"))?;
     conclude(ended, terminal)
 }
 
@@ -88,11 +88,7 @@ fn conclude(ended: WorkerExit, terminal: &Terminal) -> Result<Exit, CommandError
         | ShutdownCause::Shutdown(_)
         | ShutdownCause::Stopped
         | ShutdownCause::ReaderGone => Ok(Exit::Success),
-        ShutdownCause::OutputFailed(error) => Err(failure(error, "writing to standard output")),
+        ShutdownCause::OutputFailed(error) => Err(CommandError::io("writing to standard output")(error)),
         ShutdownCause::EngineGone => Err(CommandError::new(Kind::Failure, Error::EngineGone)),
     }
-}
-
-fn failure(error: io::Error, doing: &str) -> CommandError {
-    CommandError::new(Kind::Io, error).context(doing.to_owned())
 }

@@ -219,16 +219,17 @@ impl<'a> Ahead<'a> {
         let fingerprint = &self.app.model().fingerprint;
         let model = fingerprint.reference.clone().unwrap_or_else(|| fingerprint.name.clone());
         let prompt = WarmPrompt::new(name, model, now_ms(), pages).map_err(CommandError::usage)?;
-        let unwritten = |error| CommandError::new(Kind::Io, error).context(self.root.display().to_string());
+        let unwritten = CommandError::io(self.root.display());
         let sizes = WarmPrompt::bytes_on_disk(std::slice::from_ref(&prompt), self.root);
-        let [Some(num_bytes)] = sizes.map_err(unwritten)?[..] else {
-            let error = anyhow::anyhow!("the KV of {:?} could not be written", prompt.name);
-            return Err(CommandError::new(Kind::Io, error).hint("the warnings above say why"));
+        let [Some(num_bytes)] = sizes.map_err(&unwritten)?[..] else {
+            let message = format!("the KV of {:?} could not be written", prompt.name);
+            return Err(Kind::Io.error(message).hint("the warnings above say why"));
         };
-        prompt.keep(self.root).map_err(unwritten)?;
-        let (pinned, most) = (pinned_bytes(self.root).map_err(unwritten)?, self.kv_limit - self.kv_limit / 8);
+        prompt.keep(self.root).map_err(&unwritten)?;
+        let (pinned, most) =
+            (pinned_bytes(self.root).map_err(&unwritten)?, self.kv_limit - self.kv_limit / 8);
         if pinned > most {
-            prompt.remove(self.root).map_err(unwritten)?;
+            prompt.remove(self.root).map_err(&unwritten)?;
             let message = format!(
                 "{:?} would bring the KV of prompts to {}, more than {}",
                 prompt.name,
