@@ -678,7 +678,7 @@ fn load_app(
     {
         terminal.note(notice);
     }
-    let model = texts.into_served(args.listen.model_id.clone(), args.sampling.given());
+    let model = texts.into_served(args.listen.model_id.clone(), args.sampling.given.clone());
     embedder::check_id(&model, beside.as_ref())?;
     Ok(App::with_embedder(shared, model, engines, settings(args), beside))
 }

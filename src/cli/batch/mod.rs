@@ -441,6 +441,7 @@ mod tests {
     use std::io;
 
     use super::*;
+    use crate::cli::error::Kind;
     use crate::cli::flags::args::ColorWhen;
     use crate::cli::script::{Script, saying};
     use llmctl_base::Error;

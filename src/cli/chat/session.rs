@@ -138,7 +138,7 @@ impl<'a> Chat<'a> {
 
     /// Returns the sampling in force: what was set, else what the model's publisher recommends, else the built-in values.
     pub fn sampling(&self) -> Sampling {
-        let given = self.state.settings.sampling.given().or(&self.model.defaults());
+        let given = self.state.settings.sampling.given.clone().or(&self.model.defaults());
         given.sampling(self.state.schema.is_none())
     }
 

@@ -138,7 +138,7 @@ impl Chat<'_> {
     /// Returns the request to a model that the settings make.
     pub fn turn_request(&self, llm: &Loaded, asked: &AnswerRequest, prompt_tokens: usize) -> TurnRequest {
         let given = GivenSampling { seed: asked.seed, ..GivenSampling::default() };
-        let sampling = given.or(&self.state.settings.sampling.given()).or(&llm.info().defaults);
+        let sampling = given.or(&self.state.settings.sampling.given).or(&llm.info().defaults);
         let source = self.state.schema.as_ref().map(|schema| schema.source.clone());
         TurnRequest {
             answer_start: AnswerStart::Tokens(asked.begun.clone()),

@@ -680,6 +680,6 @@ impl SamplingArgs {
             let (taken, source) = (taken.join(", "), &info.defaults_source);
             terminal.detail(&format!("{taken}, recommended by the model ({source})"));
         }
-        self.given().or(&info.defaults)
+        self.given.clone().or(&info.defaults)
     }
 }

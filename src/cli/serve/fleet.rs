@@ -287,7 +287,7 @@ fn member(
         Box::new(move || {
             let texts = load::load_texts(&args.model, args.capacity.options(&args.engine), &terminal);
             let texts = texts.map_err(|error| error.to_string())?.for_frontend(Frontend::Http);
-            Ok(texts.into_served(None, args.sampling.given()))
+            Ok(texts.into_served(None, args.sampling.given.clone()))
         })
     };
     let (shared, resolved, terminal) = (shared.clone(), model.resolved.clone(), terminal.clone());

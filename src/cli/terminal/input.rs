@@ -124,6 +124,7 @@ pub fn text_of(mut bytes: Vec<u8>, name: &str) -> Result<String, CommandError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::error::Kind;
 
     #[test]
     fn one_line_end_is_not_part_of_a_text() {
