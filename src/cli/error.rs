@@ -3,9 +3,8 @@
 //! Each `match` over the engine's errors is exhaustive, so a new variant there is a compile error here.
 
 use std::borrow::Cow;
-use std::fmt;
-use std::io;
 use std::path::Path;
+use std::{fmt, io};
 
 use llmctl_base::{Error, GrammarError, LoadError, StoreError};
 use llmctl_bench::{BenchError, RequestFailure};

@@ -33,9 +33,8 @@ use crate::cli::flags::args::{
     ByteSize, DEFAULT_KV_DISK, EngineArgs, EngineOptions, FetchArgs, ModelArgs, POOLINGS, SamplingArgs,
     TimeSpan, count, most_used, one_of,
 };
-use crate::cli::model::load;
 use crate::cli::model::load::{PreparedTexts, remote};
-use crate::cli::model::running;
+use crate::cli::model::{load, running};
 use crate::cli::serve::capacity::CapacityArgs;
 use crate::cli::serve::downloads::CacheDownloads;
 use crate::cli::serve::workers::{IsolationArgs, RELOAD_ATTEMPTS, RELOAD_PAUSE, WorkerFlags};

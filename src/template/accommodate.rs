@@ -13,8 +13,7 @@ use serde_json::{Value, json};
 
 use super::arrange::{CallIds, arrange, missing_results};
 use super::images::{self, ImageMarkup, is_image, parts_of, text_part};
-use super::python;
-use super::{Content, Conversation, Message, Role, ToolCall};
+use super::{Content, Conversation, Message, Role, ToolCall, python};
 
 /// Asks the model for the generic tool-call format; the tools follow, one per line.
 const TOOLS: &str = "# Tools\n\nYou may call tools. Write each call as a JSON object between tags:\n<tool_call>\n\

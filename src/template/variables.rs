@@ -3,8 +3,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::clock::DateTime;
-use super::python;
-use super::{Content, Conversation, Message, ToolCall};
+use super::{Content, Conversation, Message, ToolCall, python};
 
 /// The variables of a rendering by name.
 pub type Variables = Map<String, Json>;

@@ -24,9 +24,8 @@ use super::complete::{Catalog, Helper, QUOTES, Typed, is_unfinished};
 use super::typed_ahead;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::sessions::encryption;
-use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::bytes;
-use crate::cli::terminal::tty;
+use crate::cli::terminal::{Terminal, tty};
 use llmctl_base::private_files::{private_file, private_folder};
 
 /// Entries kept in the history file.

@@ -9,14 +9,13 @@ use clap::{Arg, Args, Command, Subcommand};
 use serde_json::json;
 
 use super::variables;
-use crate::cli::CommandContext;
 use crate::cli::config::{Chosen, Config, Explicit, FileRole, file};
 use crate::cli::error::{CommandError, Exit, Kind};
-use crate::cli::flags;
 use crate::cli::flags::origin::Origin;
 use crate::cli::flags::{FlagShape, ScalarType};
 use crate::cli::places::Places;
 use crate::cli::terminal::report::{ReportFormat, print, print_json};
+use crate::cli::{CommandContext, flags};
 
 /// Show the configuration in force, and where its files are
 #[derive(Debug, Clone, Args)]

@@ -14,11 +14,10 @@ use super::hub_access::{hub_settings, is_offline};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::flags::args::FetchArgs;
 use crate::cli::places::{Places, free_bytes};
-use crate::cli::terminal::Terminal;
 use crate::cli::terminal::output::visible;
-use crate::cli::terminal::question;
 use crate::cli::terminal::report::{bytes, counted};
 use crate::cli::terminal::signal::Graceful;
+use crate::cli::terminal::{Terminal, question};
 use llmctl_hub::{HubClient, HubError, HubRef, PullEvent, PullExtent, PullObserver, PullPlan};
 
 /// Returns the setting that forbids downloading, if any.

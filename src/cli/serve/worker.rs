@@ -3,8 +3,7 @@
 //! Standard output carries only the protocol, from the first byte on. The input is read from the first
 //! moment, so that a worker whose parent has died ends even while it loads.
 
-use std::io;
-use std::process;
+use std::{io, process};
 
 use clap::Args;
 

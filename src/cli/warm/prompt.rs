@@ -20,9 +20,8 @@ use llmctl_engine::{EngineClient, EngineSessionName, Event, Limits, Outcome, Ove
 use llmctl_models::adapters::AdapterUse;
 use llmctl_models::kv::disk::{WarmPrompt, names, pinned_bytes};
 use llmctl_models::kv::{PAGE_TOKENS, TokenBuf};
-use llmctl_serve::App;
 use llmctl_serve::api::ahead::prompts_of;
-use llmctl_serve::wire;
+use llmctl_serve::{App, wire};
 use llmctl_template::{Content, Conversation, DateTime, Message, Role};
 
 /// Two questions that begin with different tokens.

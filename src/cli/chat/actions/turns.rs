@@ -6,10 +6,7 @@
 use super::{Done, count};
 use crate::cli::chat::counted;
 use crate::cli::chat::session::Chat;
-use crate::cli::chat::state::Effect;
-use crate::cli::chat::state::TakenTurns;
-use crate::cli::chat::state::opening;
-use crate::cli::chat::state::question;
+use crate::cli::chat::state::{Effect, TakenTurns, opening, question};
 use crate::cli::error::CommandError;
 use crate::cli::run::next_turn::text;
 use llmctl_engine::Finish;

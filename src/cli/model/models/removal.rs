@@ -10,13 +10,12 @@ use std::time::SystemTime;
 use serde_json::{Value, json};
 
 use super::last_use;
-use crate::cli::CommandContext;
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::places::Places;
-use crate::cli::sessions;
 use crate::cli::terminal::output::visible;
 use crate::cli::terminal::question;
 use crate::cli::terminal::report::{ReportFormat, bytes, columns, counted, print_either};
+use crate::cli::{CommandContext, sessions};
 use llmctl_engine::session::store::SessionStore;
 use llmctl_hub::builtin::GUIDE;
 use llmctl_hub::upkeep::{
