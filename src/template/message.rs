@@ -50,6 +50,57 @@ pub enum Content {
     Parts(Vec<Value>),
 }
 
+impl Content {
+    /// Returns it as a list of parts.
+    pub fn into_parts(self) -> Vec<Value> {
+        match self {
+            Content::Text(text) => vec![text_part(&text)],
+            Content::Parts(parts) => parts,
+        }
+    }
+
+    /// Returns its texts, without images.
+    pub fn texts(&self) -> Vec<&str> {
+        match self {
+            Content::Text(text) => vec![text],
+            Content::Parts(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
+        }
+    }
+}
+
+impl From<&str> for Content {
+    fn from(text: &str) -> Self {
+        Content::Text(text.to_owned())
+    }
+}
+
+impl From<String> for Content {
+    fn from(text: String) -> Self {
+        Content::Text(text)
+    }
+}
+
+impl From<Vec<Value>> for Content {
+    fn from(parts: Vec<Value>) -> Self {
+        Content::Parts(parts)
+    }
+}
+
+/// In OpenAI's form.
+impl From<&Content> for Value {
+    fn from(content: &Content) -> Self {
+        match content {
+            Content::Text(text) => text.as_str().into(),
+            Content::Parts(parts) => parts.as_slice().into(),
+        }
+    }
+}
+
+/// Returns a part of a text.
+pub fn text_part(text: &str) -> Value {
+    json!({"type": "text", "text": text})
+}
+
 /// An image of a message: a part `{"type": "image", "sha256": ..., "width": ..., "height": ..., "media_type": ..., "name": ...}`. The
 /// bytes lie elsewhere, under their hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,10 +167,10 @@ pub struct Message {
 }
 
 impl Message {
-    pub fn new(role: Role, text: impl Into<String>) -> Self {
+    pub fn new(role: Role, content: impl Into<Content>) -> Self {
         Self {
             role,
-            content: Some(Content::Text(text.into())),
+            content: Some(content.into()),
             reasoning: None,
             tool_calls: Vec::new(),
             tool_call_id: None,
@@ -127,15 +178,15 @@ impl Message {
         }
     }
 
-    pub fn system(text: impl Into<String>) -> Self {
+    pub fn system(text: impl Into<Content>) -> Self {
         Self::new(Role::System, text)
     }
 
-    pub fn user(text: impl Into<String>) -> Self {
-        Self::new(Role::User, text)
+    pub fn user(content: impl Into<Content>) -> Self {
+        Self::new(Role::User, content)
     }
 
-    pub fn assistant(text: impl Into<String>) -> Self {
+    pub fn assistant(text: impl Into<Content>) -> Self {
         Self::new(Role::Assistant, text)
     }
 

@@ -27,7 +27,7 @@ use crate::cli::think::Think;
 use llmctl_engine::turn::{Answer, ToolUse, TurnRequest};
 use llmctl_engine::{Finish, Outcome, Timings, Usage};
 use llmctl_serve::wire::answer::{message_json, usage as usage_json};
-use llmctl_template::{Content, Message, Role, ToolCall};
+use llmctl_template::{Content, Message, Role, ToolCall, text_part};
 
 /// Columns of a terminal for each of several answers that stand side by side.
 const COLUMN: usize = 50;
@@ -127,7 +127,7 @@ impl Variation {
             question.content = Some(match question.content.take() {
                 Some(Content::Parts(mut parts)) => {
                     parts.retain(|part| part["type"] != "text");
-                    parts.push(json!({"type": "text", "text": prompt}));
+                    parts.push(text_part(prompt));
                     Content::Parts(parts)
                 }
                 _ => Content::Text(prompt.clone()),

@@ -22,7 +22,7 @@ use llmctl_models::kv::disk::{WarmPrompt, names, pinned_bytes};
 use llmctl_models::kv::{PAGE_TOKENS, TokenBuf};
 use llmctl_serve::api::ahead::prompts_of;
 use llmctl_serve::{App, wire};
-use llmctl_template::{Content, Conversation, DateTime, Message, Role};
+use llmctl_template::{Content, Conversation, DateTime, Message, Role, text_part};
 
 /// Two questions that begin with different tokens.
 const QUESTIONS: [&str; 2] = ["a", "Z"];
@@ -332,7 +332,7 @@ fn followed_by(input: &TurnInput, question: &str) -> Result<TurnInput, CommandEr
         TurnInput::Chat(conversation) => match conversation.messages.last_mut() {
             Some(Message { role: Role::User, content: Some(content), .. }) => match content {
                 Content::Text(text) => text.push_str(question),
-                Content::Parts(parts) => parts.push(json!({"type": "text", "text": question})),
+                Content::Parts(parts) => parts.push(text_part(question)),
             },
             _ => conversation.messages.push(Message::user(question)),
         },
