@@ -3,6 +3,7 @@
 //! Every front door (CLI flags, batch rows, HTTP wire types) converts into these and back by hand; nothing
 //! here follows a vendor's schema. A field that is absent stays absent: templates can tell `None` from empty.
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 /// The author of a message. Templates see the lower-case name; a role they do not know is their error to raise.
@@ -42,8 +43,10 @@ impl From<&str> for Role {
     }
 }
 
-/// The content of a message. Templates for multimodal models iterate parts; text templates want one string.
-#[derive(Debug, Clone, PartialEq)]
+/// The content of a message. Templates for multimodal models iterate parts; text templates want one string. It is written in
+/// OpenAI's form.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
 pub enum Content {
     Text(String),
     /// Typed parts as the caller gave them, e.g. `{"type": "text", "text": "..."}`.
@@ -83,16 +86,6 @@ impl From<String> for Content {
 impl From<Vec<Value>> for Content {
     fn from(parts: Vec<Value>) -> Self {
         Content::Parts(parts)
-    }
-}
-
-/// In OpenAI's form.
-impl From<&Content> for Value {
-    fn from(content: &Content) -> Self {
-        match content {
-            Content::Text(text) => text.as_str().into(),
-            Content::Parts(parts) => parts.as_slice().into(),
-        }
     }
 }
 

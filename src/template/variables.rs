@@ -39,7 +39,7 @@ pub fn reasoning_names(source: &str) -> &'static [&'static str] {
 fn message_json(message: &Message, reasoning_names: &[&str]) -> Json {
     let mut members = Map::new();
     members.insert("role".to_owned(), json!(message.role.as_str()));
-    members.extend(message.content.iter().map(|content| ("content".to_owned(), content.into())));
+    members.extend(message.content.iter().map(|content| ("content".to_owned(), json!(content))));
     if let Some(reasoning) = &message.reasoning {
         members.extend(reasoning_names.iter().map(|name| ((*name).to_owned(), json!(reasoning))));
     }

@@ -97,8 +97,7 @@ fn turn_json(saved: &SavedTurn) -> Value {
 
 /// OpenAI's message object; absent fields stay absent.
 pub fn message_json(message: &Message) -> Value {
-    let content = message.content.as_ref().map(Value::from);
-    let mut object = json!({"role": message.role.as_str(), "content": content});
+    let mut object = json!({"role": message.role.as_str(), "content": message.content});
     let texts = [
         ("reasoning_content", &message.reasoning),
         ("tool_call_id", &message.tool_call_id),
