@@ -204,29 +204,21 @@ fn session_cases(sweep: &CaseSweep, first: usize) -> Vec<Case> {
     let case = |work, sequences| Case { work, depth: 0, sequences };
     let several: Vec<usize> = sweep.sequences.iter().copied().filter(|&count| count > 1).collect();
     let several = if several.is_empty() { vec![SESSIONS] } else { several };
-    let asked = |test| sweep.sessions.contains(&test);
-    let mut cases = Vec::new();
-    if asked(SessionTest::Warm) || asked(SessionTest::Restore) {
-        cases.push(case(Work::Cold { first, turn }, 1));
-    }
-    if asked(SessionTest::Warm) {
-        cases.push(case(Work::Warm { first, turn }, 1));
-    }
-    if asked(SessionTest::Restore) {
-        cases.push(case(Work::Restore { first, turn }, 1));
-    }
-    for count in several {
-        if asked(SessionTest::Fork) || asked(SessionTest::Shared) {
-            cases.push(case(Work::Cold { first, turn }, count));
-        }
-        if asked(SessionTest::Fork) {
-            cases.push(case(Work::Fork { first, turn }, count));
-        }
-        if asked(SessionTest::Shared) {
-            cases.push(case(Work::Shared { first, turn }, count));
-        }
-    }
-    cases
+    let alone = [
+        (SessionTest::Warm, Work::Warm { first, turn }),
+        (SessionTest::Restore, Work::Restore { first, turn }),
+    ];
+    let together = [
+        (SessionTest::Fork, Work::Fork { first, turn }),
+        (SessionTest::Shared, Work::Shared { first, turn }),
+    ];
+    let of = |tests: [(SessionTest, Work); 2], count: usize| {
+        let asked = tests.into_iter().filter(|(test, _)| sweep.sessions.contains(test));
+        let works: Vec<Work> = asked.map(|(_, work)| work).collect();
+        let cold = (!works.is_empty()).then_some(Work::Cold { first, turn });
+        cold.into_iter().chain(works).map(move |work| case(work, count))
+    };
+    of(alone, 1).chain(several.into_iter().flat_map(|count| of(together, count))).collect()
 }
 
 /// Parses `--pg P,G`.

@@ -170,24 +170,15 @@ fn tokens(document: &Document) -> Option<Chart> {
         let mut times: Vec<f64> = Vec::new();
         for turn in point.turns.iter().filter(|turn| turn.is_ok()) {
             let Some(first) = turn.first_ms else { continue };
-            let mut now = turn.at_s + first / 1000.0;
-            times.push(now);
-            for gap in &turn.gaps_ms {
-                now += gap / 1000.0;
-                times.push(now);
-            }
+            times.extend(instants(turn.at_s + first / 1000.0, &turn.gaps_ms));
         }
         series.push(ChartSeries::new(point.name.clone(), Mark::Line, counted(times)));
     }
     let labels = Labels::of(&document.cases);
     for result in document.cases.iter().filter(|result| result.n_gen > 1 && result.n_sequences == 1) {
         let Some(sample) = result.samples.last() else { continue };
-        let mut now = sample.first_token_ms.unwrap_or(0.0) / 1000.0;
-        let mut times = vec![now];
-        for gap in &sample.token_ms {
-            now += gap / 1000.0;
-            times.push(now);
-        }
+        let first = sample.first_token_ms.unwrap_or(0.0) / 1000.0;
+        let times = instants(first, &sample.token_ms).collect();
         series.push(ChartSeries::new(labels.label(result), Mark::Line, counted(times)));
     }
     series.truncate(COLOURS.len());
@@ -199,6 +190,15 @@ fn tokens(document: &Document) -> Option<Chart> {
         is_log: false,
         series,
     })
+}
+
+/// Returns the seconds of the first token and of those that follow after so many milliseconds each.
+fn instants(first: f64, gaps_ms: &[f64]) -> impl Iterator<Item = f64> {
+    let later = gaps_ms.iter().scan(first, |now, gap| {
+        *now += gap / 1000.0;
+        Some(*now)
+    });
+    std::iter::once(first).chain(later)
 }
 
 /// Returns pairs of a time and the count until then, at most a few hundred of them.

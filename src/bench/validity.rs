@@ -2,12 +2,10 @@
 //!
 //! Pure: judges a finished document. Each reason is one sentence with its subject and its size.
 
-use super::cost;
 use super::figures::{Labels, percent};
 use super::plan::Work;
 use super::record::{CaseResult, Document, HostFacts, Probe};
-use super::serve_report;
-use super::stats;
+use super::{cost, serve_report, stats};
 use llmctl_models::kv::PAGE_TOKENS;
 
 /// Shares below these are not reported.

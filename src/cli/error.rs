@@ -3,9 +3,8 @@
 //! Each `match` over the engine's errors is exhaustive, so a new variant there is a compile error here.
 
 use std::borrow::Cow;
-use std::fmt;
-use std::io;
 use std::path::Path;
+use std::{fmt, io};
 
 use llmctl_base::{Error, GrammarError, LoadError, StoreError};
 use llmctl_bench::{BenchError, RequestFailure};
@@ -64,6 +63,11 @@ impl Kind {
         self.facts().0
     }
 
+    /// Returns an error of this kind with this message.
+    pub fn error(self, message: impl fmt::Display) -> CommandError {
+        CommandError::new(self, anyhow::anyhow!("{message}"))
+    }
+
     /// Returns the kind's name in machine-readable output.
     pub fn word(self) -> &'static str {
         self.facts().1
@@ -118,18 +122,23 @@ impl CommandError {
     }
 
     pub fn usage(message: impl fmt::Display) -> Self {
-        Self::new(Kind::Usage, anyhow::anyhow!("{message}"))
+        Kind::Usage.error(message)
     }
 
     /// Returns the error for a download that `setting` forbids.
     pub fn offline(setting: &str) -> Self {
-        let error = anyhow::anyhow!("{setting} forbids downloading");
-        Self::new(Kind::Unavailable, error)
+        Kind::Unavailable
+            .error(format!("{setting} forbids downloading"))
             .hint(format!("leave {setting} out, or copy the model here by hand"))
     }
 
     pub fn bad_data(message: impl fmt::Display) -> Self {
-        Self::new(Kind::BadData, anyhow::anyhow!("{message}"))
+        Kind::BadData.error(message)
+    }
+
+    /// Returns what makes the error of reading or writing that failed while `doing`, or at this path.
+    pub fn io(doing: impl fmt::Display) -> impl Fn(io::Error) -> Self {
+        move |error| Self::new(Kind::Io, error).context(doing.to_string())
     }
 
     /// Returns the error for a file that the user named and that cannot be read: missing (66) or not

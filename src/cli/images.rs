@@ -18,7 +18,7 @@ use crate::cli::terminal::report::counted;
 use llmctl_engine::session::store::{SavedSession, percent_decoded};
 use llmctl_image::{ImageError, ImageFile, ImageHash, ImageLimits, ImageSet, inspect};
 use llmctl_models::images::VisionSpec;
-use llmctl_template::{Content, ImageRef, Message};
+use llmctl_template::{Content, ImageRef, Message, text_part};
 
 /// Place of an image in a text.
 const PLACE: &str = "{image}";
@@ -114,18 +114,18 @@ pub fn content(images: &[GivenImage], text: String) -> Result<Content, CommandEr
     let mut parts = Vec::new();
     if places == 0 {
         parts.extend(images.iter().map(|given| given.image.to_part()));
-        parts.extend(text_part(&text));
+        parts.extend(text_if_any(&text));
     } else {
         for (at, text) in texts.into_iter().enumerate() {
-            parts.extend(text_part(text));
+            parts.extend(text_if_any(text));
             parts.extend(images.get(at).map(|given| given.image.to_part()));
         }
     }
     Ok(Content::Parts(parts))
 }
 
-fn text_part(text: &str) -> Option<Value> {
-    (!text.is_empty()).then(|| json!({"type": "text", "text": text}))
+fn text_if_any(text: &str) -> Option<Value> {
+    (!text.is_empty()).then(|| text_part(text))
 }
 
 /// Puts images in the place of their markers in the text of a tool's result.
@@ -133,14 +133,14 @@ pub fn marked_content(text: String, images: &[(String, GivenImage)]) -> Content 
     let (mut parts, mut rest) = (Vec::new(), text.as_str());
     for (marker, given) in images {
         let Some((before, after)) = rest.split_once(marker.as_str()) else { continue };
-        parts.extend(text_part(before));
+        parts.extend(text_if_any(before));
         parts.push(given.image.to_part());
         rest = after;
     }
     if parts.is_empty() {
         return Content::Text(text);
     }
-    parts.extend(text_part(rest));
+    parts.extend(text_if_any(rest));
     Content::Parts(parts)
 }
 
@@ -191,7 +191,7 @@ pub fn as_data_urls(content: &mut Value, files: &ImageSet) {
         let file = ImageHash::from_hex(&image.sha256).and_then(|hash| files.get(&hash));
         *part = match file {
             Some(file) => url_part(file.info.media_type, &file.bytes),
-            None => json!({"type": "text", "text": shown(&Content::Parts(vec![part.clone()]))}),
+            None => text_part(&shown(&vec![part.clone()].into())),
         };
     }
 }

@@ -11,7 +11,7 @@ use clap::{Args, Command};
 use clap_mangen::Man;
 use roff::{Roff, roman};
 
-use super::error::{CommandError, Exit, Kind};
+use super::error::{CommandError, Exit};
 use crate::cli::terminal::report::print;
 
 /// Print the manual page for `man -l -`, or write one for each subcommand
@@ -30,8 +30,7 @@ pub fn run(args: ManArgs, command: Command) -> Result<Exit, CommandError> {
     let pages = pages(command);
     match args.out {
         Some(folder) => {
-            write_all(&pages, &folder)
-                .map_err(|error| CommandError::new(Kind::Io, error).context(folder.display().to_string()))?;
+            write_all(&pages, &folder).map_err(CommandError::io(folder.display()))?;
             Ok(Exit::Success)
         }
         None if io::stdout().is_terminal() => {

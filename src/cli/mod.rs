@@ -140,7 +140,7 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
     let result = std::panic::catch_unwind(|| parse_and_run(args, color));
     // The hook has printed the panic's message.
     let exit = result.unwrap_or_else(|_| {
-        let bug = CommandError::new(Kind::Bug, anyhow::anyhow!("llmctl stopped at a bug of its own"));
+        let bug = Kind::Bug.error("llmctl stopped at a bug of its own");
         Terminal::new(color, 0, false)
             .error(&bug.hint("please report it with the command and the lines above"));
         Exit::from(Kind::Bug)

@@ -127,8 +127,8 @@ impl Places {
     pub fn check(&self, kept: KeptFiles) -> Result<(), CommandError> {
         let [_, noun, variable] = kept.facts();
         let Some(folder) = self.folder(kept) else {
-            let error = anyhow::anyhow!("HOME and {variable} are not set: there is no folder for {noun}");
-            return Err(CommandError::new(Kind::Config, error).hint(format!("set HOME or {variable}")));
+            let message = format!("HOME and {variable} are not set: there is no folder for {noun}");
+            return Err(Kind::Config.error(message).hint(format!("set HOME or {variable}")));
         };
         probe(&folder).map_err(|error| {
             let shown = self.shorten(&folder);

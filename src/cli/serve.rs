@@ -33,9 +33,8 @@ use crate::cli::flags::args::{
     ByteSize, DEFAULT_KV_DISK, EngineArgs, EngineOptions, FetchArgs, ModelArgs, POOLINGS, SamplingArgs,
     TimeSpan, count, most_used, one_of,
 };
-use crate::cli::model::load;
 use crate::cli::model::load::{PreparedTexts, remote};
-use crate::cli::model::running;
+use crate::cli::model::{load, running};
 use crate::cli::serve::capacity::CapacityArgs;
 use crate::cli::serve::downloads::CacheDownloads;
 use crate::cli::serve::workers::{IsolationArgs, RELOAD_ATTEMPTS, RELOAD_PAUSE, WorkerFlags};
@@ -460,7 +459,7 @@ pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit
     let stop = running.stop.clone();
     // The receiver lives until the process ends.
     let tell = move |_| drop(stop.send(Stop::Signal));
-    graceful.on_signal(tell).map_err(io_error("waiting for signals"))?;
+    graceful.on_signal(tell).map_err(CommandError::io("waiting for signals"))?;
     running.open(terminal);
     let _record = running::record(&args.model, running.recorded.clone(), running.address(), places, terminal);
     let stopped = running.stops.recv().unwrap_or(Stop::Signal);
@@ -468,7 +467,7 @@ pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit
     running.finish(terminal);
     match stopped {
         Stop::Signal => Ok(Exit::Success),
-        Stop::EngineLost(why) => Err(CommandError::new(Kind::Failure, anyhow::anyhow!(why))),
+        Stop::EngineLost(why) => Err(Kind::Failure.error(why)),
     }
 }
 
@@ -494,13 +493,13 @@ impl RunningServer {
         let log = args.limits.access_log.as_deref().map(open_log).transpose()?;
         let observer = Observer::new(spans::begin(terminal)?);
         let lifecycle = Lifecycle::new(policy, observer.clone(), log.clone());
-        let starting = || io_error("starting the server");
-        let mut server = Server::start(listener, lifecycle, limits).map_err(starting())?;
+        let starting = CommandError::io("starting the server");
+        let mut server = Server::start(listener, lifecycle, limits).map_err(&starting)?;
         if let Some(port) = args.listen.ollama_port {
             let listener = Listener::ollama(&addresses(args, port)?[..]);
             let listener = listener.map_err(|error| bind_error(&format!("--ollama-port {port}"), error))?;
-            let address = listener.address().map_err(starting())?;
-            server.listen(listener).map_err(starting())?;
+            let address = listener.address().map_err(&starting)?;
+            server.listen(listener).map_err(&starting)?;
             terminal.note(format!("Ollama's clients find the server at {address}"));
         }
         terminal.detail(&format!("{} answers 503 while the model is loaded", server.address()));
@@ -678,7 +677,7 @@ fn load_app(
     {
         terminal.note(notice);
     }
-    let model = texts.into_served(args.listen.model_id.clone(), args.sampling.given());
+    let model = texts.into_served(args.listen.model_id.clone(), args.sampling.given.clone());
     embedder::check_id(&model, beside.as_ref())?;
     Ok(App::with_embedder(shared, model, engines, settings(args), beside))
 }
@@ -715,7 +714,9 @@ fn connect_engines(args: &ServeArgs, terminal: &Terminal) -> Result<(PreparedTex
             max_attempts: u32::MAX,
             gave_up: Box::new(|_| {}),
         };
-        slots.push(EngineSlot::with_recovery(engine, recovery).map_err(io_error("watching an engine"))?);
+        slots.push(
+            EngineSlot::with_recovery(engine, recovery).map_err(CommandError::io("watching an engine"))?,
+        );
     }
     Ok((texts, Engines::new(slots)))
 }
@@ -738,7 +739,8 @@ fn load_engine(
         max_attempts: RELOAD_ATTEMPTS,
         gave_up: Box::new(move |why| gave_up(why)),
     };
-    let slot = EngineSlot::with_recovery(engine, recovery).map_err(io_error("watching the engine"))?;
+    let slot =
+        EngineSlot::with_recovery(engine, recovery).map_err(CommandError::io("watching the engine"))?;
     Ok((texts, slot.into()))
 }
 
@@ -950,14 +952,9 @@ fn open_log(path: &Path) -> Result<AccessLog, CommandError> {
         options.create(true).append(true);
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600); // the log shows when each client asks what
-        Box::new(options.open(path).map_err(io_error(&format!("opening {}", path.display())))?)
+        Box::new(options.open(path).map_err(CommandError::io(format!("opening {}", path.display())))?)
     };
-    AccessLog::new(out).map_err(io_error("starting the access log"))
-}
-
-fn io_error(doing: &str) -> impl FnOnce(io::Error) -> CommandError + use<> {
-    let doing = doing.to_owned();
-    |error| CommandError::new(Kind::Io, error).context(doing)
+    AccessLog::new(out).map_err(CommandError::io("starting the access log"))
 }
 
 #[cfg(test)]

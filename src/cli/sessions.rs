@@ -227,8 +227,8 @@ pub fn run(
 /// Neither `XDG_DATA_HOME` nor a home directory is known; the folder of keys cannot be used.
 pub fn store(places: &Places) -> Result<SessionStore, CommandError> {
     let folder = places.sessions().ok_or_else(|| {
-        let error = anyhow::anyhow!("HOME and XDG_DATA_HOME are not set: there is no folder for sessions");
-        CommandError::new(Kind::Config, error).hint("set HOME or XDG_DATA_HOME")
+        let message = "HOME and XDG_DATA_HOME are not set: there is no folder for sessions";
+        Kind::Config.error(message).hint("set HOME or XDG_DATA_HOME")
     })?;
     Ok(SessionStore::new(folder).with_kv(places.kv()).with_vault(encryption::vault()?))
 }
@@ -242,12 +242,11 @@ fn owned(store: &SessionStore, owner: &str) -> Result<SessionStore, CommandError
     if owners.iter().any(|known| known == owner) {
         return Ok(store.of_owner(owner));
     }
-    let error = anyhow::anyhow!("no owner of API keys named {owner:?} has sessions here");
     let hint = match owners.is_empty() {
         true => "no server has stored sessions of others".to_owned(),
         false => format!("there are {}", owners.join(", ")),
     };
-    Err(CommandError::new(Kind::NotFound, error).hint(hint))
+    Err(Kind::NotFound.error(format!("no owner of API keys named {owner:?} has sessions here")).hint(hint))
 }
 
 /// Adds to the list who else has sessions below the same folder.
@@ -281,8 +280,8 @@ pub fn if_there<T>(read: Result<T, Error>) -> Result<Option<T>, CommandError> {
 pub fn explain(error: Error) -> CommandError {
     let hint = match &error {
         Error::SessionBusy(name) => {
-            let error = anyhow::anyhow!("session {name:?} is open in another llmctl process");
-            return CommandError::new(Kind::Temporary, error)
+            return Kind::Temporary
+                .error(format!("session {name:?} is open in another llmctl process"))
                 .hint("try again when that has ended, or take another name");
         }
         Error::Store(StoreError::Io { cause: StoreCause::Full, .. }) => {

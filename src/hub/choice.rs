@@ -51,9 +51,8 @@ pub struct FileRequest<'a> {
 }
 
 /// The files of one model.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FileChoice {
-    pub kind: ModelKind,
     /// Paths of all files that the model needs: the parts of a GGUF file in order; the texts, index and weights of a
     /// checkpoint.
     pub files: Vec<String>,
@@ -153,14 +152,10 @@ impl<'a> ListedModels<'a> {
             return Err(FileChoiceError::Unknown(self.limited(path, &self.groups)));
         };
         Ok(FileChoice {
-            kind: ModelKind::Gguf,
             files: vec![file.path.clone()],
             first: Some(file.path.clone()),
-            tag: None,
-            projector: None,
             bytes: file.bytes,
-            missing: None,
-            notice: None,
+            ..FileChoice::default()
         })
     }
 
@@ -215,7 +210,6 @@ impl<'a> ListedModels<'a> {
 
     fn of_group(&self, group: &GgufGroup, notice: Option<Notice>) -> FileChoice {
         FileChoice {
-            kind: ModelKind::Gguf,
             files: group.parts.clone(),
             first: Some(group.first.clone()),
             tag: group.tag.clone(),
@@ -229,14 +223,11 @@ impl<'a> ListedModels<'a> {
     fn of_checkpoint(&self, checkpoint: &Checkpoint, notice: Option<Notice>) -> FileChoice {
         let needed = text_files(self.request.files).into_iter().chain(checkpoint.index.clone());
         FileChoice {
-            kind: ModelKind::Safetensors,
             files: needed.chain(checkpoint.weights.iter().cloned()).map(|file| file.path).collect(),
-            first: None,
-            tag: None,
-            projector: None,
             bytes: checkpoint.bytes(),
             missing: checkpoint.missing.clone(),
             notice,
+            ..FileChoice::default()
         }
     }
 

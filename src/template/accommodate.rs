@@ -12,9 +12,8 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::arrange::{CallIds, arrange, missing_results};
-use super::images::{self, ImageMarkup, is_image, parts_of, text_part};
-use super::python;
-use super::{Content, Conversation, Message, Role, ToolCall};
+use super::images::{self, ImageMarkup, is_image};
+use super::{Content, Conversation, Message, Role, ToolCall, python, text_part};
 
 /// Asks the model for the generic tool-call format; the tools follow, one per line.
 const TOOLS: &str = "# Tools\n\nYou may call tools. Write each call as a JSON object between tags:\n<tool_call>\n\
@@ -127,8 +126,7 @@ fn num_in_results(messages: &[Message]) -> usize {
 }
 
 fn list_parts(message: &mut Message) {
-    let content = message.content.take();
-    message.content = content.map(|content| Content::Parts(parts_of(Some(content))));
+    message.content = message.content.take().map(|content| content.into_parts().into());
 }
 
 fn is_about_tools(message: &Message) -> bool {
@@ -250,7 +248,7 @@ fn merge_system(messages: &mut Vec<Message>, first: usize) {
 fn add(message: &mut Message, text: String, is_first: bool) {
     if let Some(Content::Parts(parts)) = &mut message.content {
         let at = if is_first { 0 } else { parts.len() };
-        return parts.insert(at, json!({"type": "text", "text": text}));
+        return parts.insert(at, text_part(&text));
     }
     let said = text_of(message);
     message.content = Some(Content::Text(if is_first { text + &said } else { said + &text }));
@@ -260,9 +258,9 @@ fn add(message: &mut Message, text: String, is_first: bool) {
 fn join(message: &mut Message, between: &str, other: Message) {
     match other.content {
         Some(Content::Parts(parts)) if parts.iter().any(is_image) => {
-            let said = parts_of(message.content.take()).into_iter();
-            let all = said.chain([text_part(between)]).chain(parts).collect();
-            message.content = Some(Content::Parts(all));
+            let mut all = message.content.take().map(Content::into_parts).unwrap_or_default();
+            all.extend([text_part(between)].into_iter().chain(parts));
+            message.content = Some(all.into());
         }
         _ => add(message, format!("{between}{}", text_of(&other)), false),
     }
@@ -270,13 +268,7 @@ fn join(message: &mut Message, between: &str, other: Message) {
 
 /// Returns the text of a message, its parts joined.
 fn text_of(message: &Message) -> String {
-    match &message.content {
-        None => String::new(),
-        Some(Content::Text(text)) => text.clone(),
-        Some(Content::Parts(parts)) => {
-            parts.iter().filter_map(|part| part.get("text")?.as_str()).collect::<Vec<_>>().join("\n")
-        }
-    }
+    message.content.as_ref().map(|content| content.texts().join("\n")).unwrap_or_default()
 }
 
 #[cfg(test)]

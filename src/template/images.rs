@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Content, Conversation, ImageRef, Message, Role};
+use super::{Content, Conversation, ImageRef, Message, Role, text_part};
 
 /// The part that stands for an image in a template's input, or none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -143,8 +143,9 @@ pub(super) fn move_from_results(messages: &mut Vec<Message>) {
         let waiting = std::mem::take(&mut waiting);
         match message.role {
             Role::User if !waiting.is_empty() => {
-                let parts = waiting.into_iter().chain(parts_of(message.content.take())).collect();
-                moved.push(Message { content: Some(Content::Parts(parts)), ..message });
+                let own = message.content.take().map(Content::into_parts).unwrap_or_default();
+                let parts: Vec<Value> = waiting.into_iter().chain(own).collect();
+                moved.push(Message { content: Some(parts.into()), ..message });
             }
             _ => moved.extend(of_images(waiting).into_iter().chain([message])),
         }
@@ -154,7 +155,7 @@ pub(super) fn move_from_results(messages: &mut Vec<Message>) {
 }
 
 fn of_images(parts: Vec<Value>) -> Option<Message> {
-    (!parts.is_empty()).then(|| Message { content: Some(Content::Parts(parts)), ..Message::user("") })
+    (!parts.is_empty()).then(|| Message::user(parts))
 }
 
 /// Puts words in place of the images of tool results, for a model that reads text alone.
@@ -166,19 +167,6 @@ pub(super) fn leave_out_of_results(messages: &mut [Message]) {
                 *part = text_part(&format!("{} (left out: this model reads text alone)", image.tag()));
             }
         }
-    }
-}
-
-pub(super) fn text_part(text: &str) -> Value {
-    json!({"type": "text", "text": text})
-}
-
-/// Returns a content as a list of parts.
-pub(super) fn parts_of(content: Option<Content>) -> Vec<Value> {
-    match content {
-        None => Vec::new(),
-        Some(Content::Text(text)) => vec![text_part(&text)],
-        Some(Content::Parts(parts)) => parts,
     }
 }
 
@@ -204,7 +192,7 @@ mod tests {
     }
 
     fn said(role: Role, parts: Vec<Value>) -> Message {
-        Message { content: Some(Content::Parts(parts)), ..Message::new(role, "") }
+        Message::new(role, parts)
     }
 
     /// A template with these branches for the parts of a content that is no text.

@@ -14,7 +14,7 @@ use super::variables::{
     ADAPTATIONS, Adaptation, Variables, add_functions, complete_tools, conversation_variables,
     describe_parameters, list_no_tools, move_content_to_reasoning, reasoning_names, spell_arguments_out,
 };
-use super::{Content, Conversation, Role, TemplateError, source};
+use super::{Conversation, Role, TemplateError, source};
 
 /// The special tokens of a tokenizer, as text; seen by templates as `bos_token` and `eos_token`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -168,14 +168,7 @@ impl ChatTemplate {
 /// place where the content stands, with its outer white space given up when the template trims it.
 fn cut_behind_final_message(text: &mut String, conversation: &Conversation) -> Result<(), TemplateError> {
     let last = conversation.messages.last().filter(|message| message.role == Role::Assistant);
-    let content = match last.and_then(|message| message.content.as_ref()) {
-        Some(Content::Text(content)) => content.clone(),
-        Some(Content::Parts(parts)) => {
-            let mut texts = parts.iter().filter_map(|part| part.get("text").and_then(Json::as_str));
-            texts.next_back().unwrap_or_default().to_owned()
-        }
-        None => String::new(),
-    };
+    let content = last.and_then(|message| message.content.as_ref()?.texts().pop()).unwrap_or_default();
     let wanted = content.trim();
     let found = if wanted.is_empty() { None } else { text.rfind(wanted) };
     let Some(at) = found else {

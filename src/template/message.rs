@@ -3,6 +3,7 @@
 //! Every front door (CLI flags, batch rows, HTTP wire types) converts into these and back by hand; nothing
 //! here follows a vendor's schema. A field that is absent stays absent: templates can tell `None` from empty.
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 /// The author of a message. Templates see the lower-case name; a role they do not know is their error to raise.
@@ -42,12 +43,55 @@ impl From<&str> for Role {
     }
 }
 
-/// The content of a message. Templates for multimodal models iterate parts; text templates want one string.
-#[derive(Debug, Clone, PartialEq)]
+/// The content of a message. Templates for multimodal models iterate parts; text templates want one string. It is written in
+/// OpenAI's form.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
 pub enum Content {
     Text(String),
     /// Typed parts as the caller gave them, e.g. `{"type": "text", "text": "..."}`.
     Parts(Vec<Value>),
+}
+
+impl Content {
+    /// Returns it as a list of parts.
+    pub fn into_parts(self) -> Vec<Value> {
+        match self {
+            Content::Text(text) => vec![text_part(&text)],
+            Content::Parts(parts) => parts,
+        }
+    }
+
+    /// Returns its texts, without images.
+    pub fn texts(&self) -> Vec<&str> {
+        match self {
+            Content::Text(text) => vec![text],
+            Content::Parts(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
+        }
+    }
+}
+
+impl From<&str> for Content {
+    fn from(text: &str) -> Self {
+        Content::Text(text.to_owned())
+    }
+}
+
+impl From<String> for Content {
+    fn from(text: String) -> Self {
+        Content::Text(text)
+    }
+}
+
+impl From<Vec<Value>> for Content {
+    fn from(parts: Vec<Value>) -> Self {
+        Content::Parts(parts)
+    }
+}
+
+/// Returns a part of a text.
+pub fn text_part(text: &str) -> Value {
+    json!({"type": "text", "text": text})
 }
 
 /// An image of a message: a part `{"type": "image", "sha256": ..., "width": ..., "height": ..., "media_type": ..., "name": ...}`. The
@@ -116,10 +160,10 @@ pub struct Message {
 }
 
 impl Message {
-    pub fn new(role: Role, text: impl Into<String>) -> Self {
+    pub fn new(role: Role, content: impl Into<Content>) -> Self {
         Self {
             role,
-            content: Some(Content::Text(text.into())),
+            content: Some(content.into()),
             reasoning: None,
             tool_calls: Vec::new(),
             tool_call_id: None,
@@ -127,15 +171,15 @@ impl Message {
         }
     }
 
-    pub fn system(text: impl Into<String>) -> Self {
+    pub fn system(text: impl Into<Content>) -> Self {
         Self::new(Role::System, text)
     }
 
-    pub fn user(text: impl Into<String>) -> Self {
-        Self::new(Role::User, text)
+    pub fn user(content: impl Into<Content>) -> Self {
+        Self::new(Role::User, content)
     }
 
-    pub fn assistant(text: impl Into<String>) -> Self {
+    pub fn assistant(text: impl Into<Content>) -> Self {
         Self::new(Role::Assistant, text)
     }
 

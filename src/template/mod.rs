@@ -38,7 +38,7 @@ pub use clock::DateTime;
 pub use error::TemplateError;
 pub use images::{ImageForm, ImageMarkup};
 pub use jinja::{ChatTemplate, RenderOptions, SpecialTokens};
-pub use message::{Content, Conversation, ImageRef, Message, Role, ToolCall};
+pub use message::{Content, Conversation, ImageRef, Message, Role, ToolCall, text_part};
 pub use named::UnknownFormat;
 pub use output::{OutputParser, ParsedAnswer, ParsedCall, parse_answer};
 pub use output_markup::{OutputMarkup, ToolChoice};

@@ -6,12 +6,11 @@
 
 use serde_json::{Value, json};
 
-use super::images::text_part;
 use super::output::parse_answer;
 use super::{
     Accommodation, CallIds, ChatTemplate, Content, Conversation, DateTime, ImageForm, ImageMarkup, Message,
     OutputMarkup, ReasoningFormat, RenderOptions, Role, SpecialTokens, TemplateError, ToolCall,
-    ToolCallFormat,
+    ToolCallFormat, text_part,
 };
 
 /// The text in a template that a format is recognised by.

@@ -3,8 +3,7 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::clock::DateTime;
-use super::python;
-use super::{Content, Conversation, Message, ToolCall};
+use super::{Conversation, Message, ToolCall, python};
 
 /// The variables of a rendering by name.
 pub type Variables = Map<String, Json>;
@@ -40,11 +39,7 @@ pub fn reasoning_names(source: &str) -> &'static [&'static str] {
 fn message_json(message: &Message, reasoning_names: &[&str]) -> Json {
     let mut members = Map::new();
     members.insert("role".to_owned(), json!(message.role.as_str()));
-    match &message.content {
-        None => {}
-        Some(Content::Text(text)) => drop(members.insert("content".to_owned(), json!(text))),
-        Some(Content::Parts(parts)) => drop(members.insert("content".to_owned(), Json::Array(parts.clone()))),
-    }
+    members.extend(message.content.iter().map(|content| ("content".to_owned(), json!(content))));
     if let Some(reasoning) = &message.reasoning {
         members.extend(reasoning_names.iter().map(|name| ((*name).to_owned(), json!(reasoning))));
     }

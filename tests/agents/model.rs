@@ -124,19 +124,7 @@ fn write_weights(path: &Path, of_tower: Option<&Path>) {
 /// Loads the checkpoint with the scripted model in place of its logits.
 pub fn load_scripted(folder: &Path, script: Script) -> LoadedModel {
     let resolved = Resolved::new("scripted".to_owned(), ModelSource::Folder(folder.to_owned()));
-    let options = LoadOptions {
-        images: Default::default(),
-        device: Device::Cpu(cpu(2)),
-        dtype: None,
-        quantize: None,
-        context: None,
-        kv_type: KvType::default(),
-        kv_memory: None,
-        available_memory: None,
-        packed: None,
-        prediction: llmctl_models::load::PredictionUse::Never,
-        adapters: Vec::new(),
-    };
+    let options = LoadOptions { device: Device::Cpu(cpu(2)), ..LoadOptions::default() };
     let loaded = load(&resolved, &options, &mut |_, _| {}).expect("a model");
     let speaker = Speaker::new(loaded.texts.tokenizer.clone(), script);
     LoadedModel { model: Box::new(ScriptedModel::new(loaded.model, speaker)), ..loaded }

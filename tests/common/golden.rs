@@ -136,15 +136,8 @@ pub fn exact() -> LoadOptions {
     LoadOptions {
         device: Device::Cpu(cpu(2)),
         dtype: Some(Dtype::F32),
-        quantize: None,
-        context: None,
         kv_type: KvType::F32,
-        kv_memory: None,
-        available_memory: None,
-        packed: None,
-        prediction: load::PredictionUse::Never,
-        images: load::ImageUse::default(),
-        adapters: Vec::new(),
+        ..LoadOptions::default()
     }
 }
 

@@ -26,8 +26,8 @@ use llmctl_models::load::export::Imatrix;
 use llmctl_models::load::gguf::Gguf;
 use llmctl_models::load::safetensors::Safetensors;
 use llmctl_models::load::{
-    CpuOptions, Device, Fingerprint, ImageUse, KvType, LoadOptions, ModelFiles, PanelPlace, PredictionUse,
-    TextFiles, adapter, hf, text_task, tokenizer, vision,
+    CpuOptions, Device, Fingerprint, KvType, LoadOptions, ModelFiles, PanelPlace, TextFiles, adapter, hf,
+    text_task, tokenizer, vision,
 };
 use llmctl_models::memory::Demand;
 use llmctl_models::model::low_rank::Adapter;
@@ -216,16 +216,8 @@ pub fn adapter(data: &[u8]) -> bool {
 fn sees(resolved: &Resolved, most: u64) -> bool {
     let options = LoadOptions {
         device: Device::Cpu(CpuOptions::new(1)),
-        dtype: None,
-        quantize: None,
-        context: None,
         kv_type: KvType::F32,
-        kv_memory: None,
-        available_memory: None,
-        packed: None,
-        prediction: PredictionUse::Never,
-        images: ImageUse::default(),
-        adapters: Vec::new(),
+        ..LoadOptions::default()
     };
     let read = || {
         let files = ModelFiles::of(resolved)?;

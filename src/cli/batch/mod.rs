@@ -17,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
-use super::error::{CommandError, Exit, Kind};
+use super::error::{CommandError, Exit};
 use super::replay::folder::Recorder;
 use super::run::answer::{AnswerGeneration, Generated};
 use super::run::report::timings_json;
@@ -202,8 +202,8 @@ impl BatchJob<'_> {
     fn answer_all(&mut self, mut rows: Box<dyn BufRead>) -> Result<Stopped, CommandError> {
         let graceful = Graceful::begin();
         let mut number = 0;
-        let reading = |error| CommandError::new(Kind::Io, error).context("reading the batch");
-        while let Some(line) = read_row(rows.as_mut()).map_err(reading)? {
+        let reading = CommandError::io("reading the batch");
+        while let Some(line) = read_row(rows.as_mut()).map_err(&reading)? {
             number += 1;
             if let Some(signal) = graceful.received() {
                 return Ok(Stopped::Signal(signal));
@@ -441,6 +441,7 @@ mod tests {
     use std::io;
 
     use super::*;
+    use crate::cli::error::Kind;
     use crate::cli::flags::args::ColorWhen;
     use crate::cli::script::{Script, saying};
     use llmctl_base::Error;

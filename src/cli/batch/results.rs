@@ -48,20 +48,20 @@ impl Results {
     /// `Usage` when it has content and `resume` is not set, `Temporary` when another process writes to it,
     /// `BadData` when it holds something else than results, `Io`.
     pub fn open(path: &Path, resume: bool) -> Result<(Self, Earlier), CommandError> {
-        let named = |error: io::Error| CommandError::new(Kind::Io, error).context(path.display().to_string());
+        let named = CommandError::io(path.display());
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
-        let mut file = file.map_err(named)?;
-        let is_regular = file.metadata().map_err(named)?.is_file();
+        let mut file = file.map_err(&named)?;
+        let is_regular = file.metadata().map_err(&named)?.is_file();
         let mut earlier = Earlier::default();
         if is_regular {
             lock(&file, path)?;
-            if file.metadata().map_err(named)?.len() > 0 && !resume {
+            if file.metadata().map_err(&named)?.len() > 0 && !resume {
                 let message = format!("{} exists and is not empty", path.display());
                 return Err(CommandError::usage(message).hint("continue it with --resume, or remove it"));
             }
             earlier = read_earlier(&mut file, path)?;
             if earlier.retried > 0 {
-                file = without_failures(&file, path).map_err(named)?;
+                file = without_failures(&file, path).map_err(&named)?;
             }
             sync_folder_of(path);
         }
@@ -108,7 +108,7 @@ fn lock(file: &File, path: &Path) -> Result<(), CommandError> {
         Ok(()) => Ok(()),
         Err(TryLockError::WouldBlock) => {
             let message = format!("{} is in use by another batch", path.display());
-            Err(CommandError::new(Kind::Temporary, anyhow::anyhow!(message)))
+            Err(Kind::Temporary.error(message))
         }
         // Some network file systems have no locks; that is no reason not to write there.
         Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
@@ -162,13 +162,13 @@ struct EarlierRow {
 
 /// Reads what is there and cuts off a torn last line.
 fn read_earlier(file: &mut File, path: &Path) -> Result<Earlier, CommandError> {
-    let io = |error: io::Error| CommandError::new(Kind::Io, error).context(path.display().to_string());
-    let length = file.metadata().map_err(io)?.len();
+    let io = CommandError::io(path.display());
+    let length = file.metadata().map_err(&io)?.len();
     let mut reader = BufReader::new(&*file);
     let (mut earlier, mut line, mut good, mut number) = (Earlier::default(), Vec::new(), 0, 0);
     loop {
         line.clear();
-        let read = reader.read_until(b'\n', &mut line).map_err(io)? as u64;
+        let read = reader.read_until(b'\n', &mut line).map_err(&io)? as u64;
         number += 1;
         let is_whole = line.ends_with(b"\n");
         match serde_json::from_slice::<EarlierRow>(&line) {
@@ -197,7 +197,7 @@ fn read_earlier(file: &mut File, path: &Path) -> Result<Earlier, CommandError> {
     }
     earlier.torn_bytes = length - good;
     if earlier.torn_bytes > 0 {
-        file.set_len(good).and_then(|()| file.sync_all()).map_err(io)?;
+        file.set_len(good).and_then(|()| file.sync_all()).map_err(&io)?;
     }
     Ok(earlier)
 }

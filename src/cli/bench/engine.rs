@@ -116,7 +116,7 @@ fn check_memory(limits: &[MemoryLimit], kv_memory: usize) -> Result<(), CommandE
     let message =
         format!("the KV of all sequences takes {}, and {} are left", bytes(needed), bytes(available));
     let hint = "measure fewer sequences at once (-b) or a smaller depth (-d)";
-    Err(CommandError::new(Kind::Temporary, anyhow::anyhow!(message)).hint(hint))
+    Err(Kind::Temporary.error(message).hint(hint))
 }
 
 fn facts(recipe: &Recipe, model: &ResolvedModel, spec: &EngineSpec) -> Result<BenchModel, CommandError> {

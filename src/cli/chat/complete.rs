@@ -18,8 +18,7 @@ use unicode_segmentation::UnicodeSegmentation;
 use unicode_width::UnicodeWidthStr;
 
 use super::command::{self, ArgumentKind, ChatCommand};
-use crate::cli::places;
-use crate::cli::terminal;
+use crate::cli::{places, terminal};
 
 /// Names that can be completed, as they are when a line begins.
 #[derive(Debug, Clone, Default)]

@@ -24,9 +24,8 @@ use super::complete::{Catalog, Helper, QUOTES, Typed, is_unfinished};
 use super::typed_ahead;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::sessions::encryption;
-use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::bytes;
-use crate::cli::terminal::tty;
+use crate::cli::terminal::{Terminal, tty};
 use llmctl_base::private_files::{private_file, private_folder};
 
 /// Entries kept in the history file.
@@ -233,7 +232,7 @@ fn is_bad_text(error: &ReadlineError) -> bool {
 }
 
 fn failed(error: ReadlineError) -> CommandError {
-    CommandError::new(Kind::Io, anyhow::anyhow!("{error}")).context("reading the terminal")
+    Kind::Io.error(error).context("reading the terminal")
 }
 
 const NOT_TEXT: &str = "the paste is not UTF-8 text and was left out; the line before it is kept";
@@ -297,11 +296,9 @@ pub fn edit(text: &str) -> Result<String, CommandError> {
         .status()
         .map_err(|error| CommandError::new(Kind::Failure, error).context(editor.clone()))?;
     if !status.success() {
-        let error = anyhow::anyhow!("{editor}: {status}; the message is unchanged");
-        return Err(CommandError::new(Kind::Failure, error));
+        return Err(Kind::Failure.error(format!("{editor}: {status}; the message is unchanged")));
     }
-    let edited = std::fs::read(&draft.path)
-        .map_err(|error| CommandError::new(Kind::Io, error).context("reading the edited message"))?;
+    let edited = std::fs::read(&draft.path).map_err(CommandError::io("reading the edited message"))?;
     let edited = String::from_utf8_lossy(&edited);
     Ok(edited.strip_suffix('\n').unwrap_or(&edited).to_owned())
 }
@@ -313,14 +310,14 @@ struct Draft {
 
 impl Draft {
     fn new(text: &str) -> Result<Self, CommandError> {
-        let io_error = |error: io::Error| CommandError::new(Kind::Io, error).context("writing a draft");
+        let io_error = CommandError::io("writing a draft");
         let now = llmctl_engine::session::store::now_ms();
         let name = format!("llmctl-{}-{now}.md", std::process::id());
         let path = encryption::draft_folder().join(name);
         let mut file =
-            private_file(OpenOptions::new().write(true).create_new(true), &path).map_err(io_error)?;
+            private_file(OpenOptions::new().write(true).create_new(true), &path).map_err(&io_error)?;
         let draft = Self { path };
-        file.write_all(text.as_bytes()).map_err(io_error)?;
+        file.write_all(text.as_bytes()).map_err(&io_error)?;
         Ok(draft)
     }
 }
@@ -337,8 +334,7 @@ fn read_pipe(stream: &mut dyn BufRead) -> Result<InputLine, CommandError> {
     loop {
         let mut bytes = Vec::new();
         let read = stream.take(MAX_MESSAGE_BYTES + 1).read_until(b'\n', &mut bytes);
-        let count =
-            read.map_err(|error| CommandError::new(Kind::Io, error).context("reading standard input"))?;
+        let count = read.map_err(CommandError::io("reading standard input"))?;
         if count as u64 > MAX_MESSAGE_BYTES || message.len() as u64 > MAX_MESSAGE_BYTES {
             return Err(CommandError::bad_data("standard input: a message of more than 64 MiB"));
         }

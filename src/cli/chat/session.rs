@@ -13,21 +13,19 @@ use super::state::{AnswerRequest, AnswerSchema, ChatState, Effect, SavePlace};
 use super::ui::Ui;
 use super::{ChatArgs, grouped};
 use crate::cli::declared_tools::Toolbox;
-use crate::cli::endpoint;
 use crate::cli::endpoint::EndpointChoice;
 use crate::cli::endpoint::request::EndpointRequest;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::mcp::ToolServers;
-use crate::cli::model::resume;
-use crate::cli::model::starter;
+use crate::cli::model::{resume, starter};
 use crate::cli::places::{KeptFiles, Places};
 use crate::cli::run::settings::AnswerSettings;
 use crate::cli::run::{note_system, system_prompt};
-use crate::cli::sessions;
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::clock::local_time;
 use crate::cli::terminal::signal::Graceful;
 use crate::cli::think::{Think, Thinking};
+use crate::cli::{endpoint, sessions};
 use llmctl_base::{Error, Sampling};
 use llmctl_engine::GrammarSource;
 use llmctl_engine::session::store::{SessionName, SessionStore, SessionWriter, now_ms};
@@ -138,7 +136,7 @@ impl<'a> Chat<'a> {
 
     /// Returns the sampling in force: what was set, else what the model's publisher recommends, else the built-in values.
     pub fn sampling(&self) -> Sampling {
-        let given = self.state.settings.sampling.given().or(&self.model.defaults());
+        let given = self.state.settings.sampling.given.clone().or(&self.model.defaults());
         given.sampling(self.state.schema.is_none())
     }
 
@@ -392,7 +390,7 @@ fn wanted_session(args: &ChatArgs, places: &Places) -> Result<Option<SessionName
     let used = own.filter_map(|listed| Some((listed.summary.as_ref().ok()?, &listed.name)));
     let last = used.filter(|(summary, _)| summary.turns > 0).max_by_key(|(summary, _)| summary.last_used_ms);
     last.map(|(_, name)| Some(name.clone())).ok_or_else(|| {
-        let error = CommandError::new(Kind::NotFound, anyhow::anyhow!("there is no session to continue"));
+        let error = Kind::NotFound.error("there is no session to continue");
         error.hint("start one without --continue")
     })
 }

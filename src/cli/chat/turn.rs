@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::model::Answerer;
 use super::renderer::{Renderer, RendererOptions};
@@ -22,7 +22,7 @@ use crate::cli::images;
 use crate::cli::model::load::Loaded;
 use crate::cli::run::answer::{AnswerGeneration, AnswerSink, Generated, LOOPED, STUCK, is_closed};
 use crate::cli::run::message_answer::MessageGeneration;
-use crate::cli::run::next_turn::{unanswered, user_message};
+use crate::cli::run::next_turn::unanswered;
 use crate::cli::run::report;
 use crate::cli::think::Think;
 use llmctl_base::{GivenSampling, Sampling};
@@ -55,7 +55,7 @@ impl Chat<'_> {
         let text = with_attachments(&self.state.attached, text);
         let content = self.with_images(kept, images::content(&self.state.images, text)?);
         let before = self.results_before(kept).into_iter().chain(system.map(Message::system));
-        let added = before.chain([user_message(content)]).collect();
+        let added = before.chain([Message::user(content)]).collect();
         let replaces = (kept < self.state.turns().len()).then_some(BranchReason::Edit);
         self.answer(AnswerRequest { kept, added, has_files: true, replaces, ..AnswerRequest::default() })
     }
@@ -64,17 +64,11 @@ impl Chat<'_> {
     fn with_images(&self, kept: usize, content: Content) -> Content {
         let replaced = self.state.turns().get(kept).and_then(|saved| question(&saved.turn.messages));
         let mut parts = replaced.map(images::parts_of).unwrap_or_default();
-        match content {
-            content if parts.is_empty() => content,
-            Content::Text(text) => {
-                parts.push(json!({"type": "text", "text": text}));
-                Content::Parts(parts)
-            }
-            Content::Parts(own) => {
-                parts.extend(own);
-                Content::Parts(parts)
-            }
+        if parts.is_empty() {
+            return content;
         }
+        parts.extend(content.into_parts());
+        parts.into()
     }
 
     /// Returns the results of the calls that the first `kept` turns end with, as far as this chat has them.
@@ -138,7 +132,7 @@ impl Chat<'_> {
     /// Returns the request to a model that the settings make.
     pub fn turn_request(&self, llm: &Loaded, asked: &AnswerRequest, prompt_tokens: usize) -> TurnRequest {
         let given = GivenSampling { seed: asked.seed, ..GivenSampling::default() };
-        let sampling = given.or(&self.state.settings.sampling.given()).or(&llm.info().defaults);
+        let sampling = given.or(&self.state.settings.sampling.given).or(&llm.info().defaults);
         let source = self.state.schema.as_ref().map(|schema| schema.source.clone());
         TurnRequest {
             answer_start: AnswerStart::Tokens(asked.begun.clone()),

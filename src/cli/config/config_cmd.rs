@@ -9,14 +9,13 @@ use clap::{Arg, Args, Command, Subcommand};
 use serde_json::json;
 
 use super::variables;
-use crate::cli::CommandContext;
 use crate::cli::config::{Chosen, Config, Explicit, FileRole, file};
 use crate::cli::error::{CommandError, Exit, Kind};
-use crate::cli::flags;
 use crate::cli::flags::origin::Origin;
 use crate::cli::flags::{FlagShape, ScalarType};
 use crate::cli::places::Places;
 use crate::cli::terminal::report::{ReportFormat, print, print_json};
+use crate::cli::{CommandContext, flags};
 
 /// Show the configuration in force, and where its files are
 #[derive(Debug, Clone, Args)]
@@ -120,9 +119,7 @@ fn path(args: &PathArgs, config: &Config) -> Result<Exit, CommandError> {
     match looked.iter().find(|l| l.role != FileRole::Project) {
         Some(file) => print(&format!("{}\n", file.path.display())),
         None => {
-            let error =
-                anyhow::anyhow!("neither XDG_CONFIG_HOME nor HOME is set, so there is no place for it");
-            Err(CommandError::new(Kind::Config, error))
+            Err(Kind::Config.error("neither XDG_CONFIG_HOME nor HOME is set, so there is no place for it"))
         }
     }
 }

@@ -12,9 +12,8 @@ use clap::{Arg, Command};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::cli::error;
-use crate::cli::flags;
 use crate::cli::flags::{FlagShape, ScalarType};
+use crate::cli::{error, flags};
 
 /// The table of model aliases.
 const ALIASES: &str = "aliases";

@@ -111,7 +111,7 @@ impl Config {
     /// [`Kind::Config`] with everything that is wrong in the files, or with a file that was named but is not there.
     pub fn check(&self) -> Result<(), CommandError> {
         match &self.problem {
-            Some(problem) => Err(CommandError::new(Kind::Config, anyhow::anyhow!("{problem}"))),
+            Some(problem) => Err(Kind::Config.error(problem)),
             None => Ok(()),
         }
     }
@@ -369,7 +369,7 @@ fn explicit_ids(matches: &ArgMatches) -> BTreeSet<String> {
 fn excluded(file: &ConfigFile, entry: &ConfigEntry, other: &ConfigEntry) -> CommandError {
     let (path, line) = (file.path.display(), entry.line.max(other.line));
     let (a, b) = (&other.key, &entry.key);
-    CommandError::new(Kind::Config, anyhow::anyhow!("{path}:{line}:1: {a:?} and {b:?} exclude each other"))
+    Kind::Config.error(format!("{path}:{line}:1: {a:?} and {b:?} exclude each other"))
 }
 
 fn with_default(arg: Arg, chosen: &Chosen<'_>) -> Arg {

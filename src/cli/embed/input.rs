@@ -5,7 +5,7 @@ use std::io::BufRead;
 use serde_json::Value;
 
 use crate::cli::batch::input::{MAX_ROW_BYTES, read_row};
-use crate::cli::error::{CommandError, Kind};
+use crate::cli::error::CommandError;
 
 /// One text.
 #[derive(Debug, PartialEq)]
@@ -55,9 +55,7 @@ impl<'a> Rows<'a> {
                 RowSource::Lines(lines, field) => (lines, field),
             };
             let read = read_row(lines.as_mut());
-            let Some(bytes) =
-                read.map_err(|error| CommandError::new(Kind::Io, error).context("reading texts"))?
-            else {
+            let Some(bytes) = read.map_err(CommandError::io("reading texts"))? else {
                 return Ok(None);
             };
             let wrong = |what: &str| CommandError::bad_data(format!("line {line} {what}"));

@@ -1,7 +1,5 @@
 //! Errors of the command for the HTTP failures of an endpoint, with hints.
 
-use anyhow::anyhow;
-
 use crate::cli::error::{CommandError, Kind};
 use llmctl_engine::http_engine::HttpFailure;
 
@@ -11,7 +9,7 @@ pub fn explained(failure: &HttpFailure, url: &str, has_key: bool) -> CommandErro
         HttpFailure::Unreachable(why) => unreachable(url, why),
         HttpFailure::Status { code, message, retry_after } => {
             let said = if message.is_empty() { String::new() } else { format!(": {message}") };
-            let error = |kind, what: &str| CommandError::new(kind, anyhow!("{url} {what} ({code}){said}"));
+            let error = |kind: Kind, what: &str| kind.error(format!("{url} {what} ({code}){said}"));
             match code {
                 401 | 403 if has_key => error(Kind::Auth, "rejects the key")
                     .hint("check the variable of --endpoint-key-env or the file of --endpoint-key-file"),
@@ -33,13 +31,13 @@ pub fn explained(failure: &HttpFailure, url: &str, has_key: bool) -> CommandErro
             }
         }
         HttpFailure::Broken(_) | HttpFailure::Malformed(_) | HttpFailure::Timeout => {
-            CommandError::new(Kind::Unavailable, anyhow!("{url}: {failure}"))
+            Kind::Unavailable.error(format!("{url}: {failure}"))
         }
     }
 }
 
 fn unreachable(url: &str, why: &str) -> CommandError {
-    let error = CommandError::new(Kind::Unavailable, anyhow!("{url} cannot be reached: {why}"));
+    let error = Kind::Unavailable.error(format!("{url} cannot be reached: {why}"));
     let says = |words: &[&str]| words.iter().any(|word| why.contains(word));
     error.hint(match why {
         _ if says(&["certificate", "Issuer"]) => {

@@ -256,7 +256,7 @@ impl ChatEndpoint {
     /// Returns the error for an answer that ended too soon or cannot be read.
     pub fn broken(&self, why: &str) -> CommandError {
         let why = shown(why, self.key.as_ref());
-        CommandError::new(Kind::Unavailable, anyhow::anyhow!("{}: {why}", self.url))
+        Kind::Unavailable.error(format!("{}: {why}", self.url))
     }
 }
 

@@ -11,7 +11,7 @@ use crate::cli::images::as_data_urls;
 use crate::cli::terminal::report::decimal;
 use crate::cli::think::Think;
 use llmctl_base::sampling::Support;
-use llmctl_base::{GivenSampling, SAMPLING, SamplingNumber, TopK};
+use llmctl_base::{SAMPLING, SamplingNumber, TopK};
 use llmctl_engine::GrammarSource;
 use llmctl_image::ImageSet;
 use llmctl_serve::wire::message::message_json;
@@ -90,7 +90,7 @@ fn refused(name: &str) -> CommandError {
 impl EndpointRequest<'_> {
     /// Returns the seed that is asked for.
     pub fn seed(&self) -> Option<u64> {
-        self.seed.or(self.sampling.seed)
+        self.seed.or(self.sampling.given.seed)
     }
 
     /// Returns the body of the request.
@@ -127,32 +127,31 @@ impl EndpointRequest<'_> {
     }
 
     fn sampling_fields(&self, kind: EndpointKind, body: &mut Map<String, Value>) -> Result<(), CommandError> {
+        let given = &self.sampling.given;
         for number in SAMPLING {
-            let Some(value) = number.given(&self.sampling.numbers) else { continue };
+            let Some(value) = number.given(&given.numbers) else { continue };
             let field = kind.field(number).ok_or_else(|| refused(&flag(number.name)))?;
             let value = if number.facts.is_whole { (value as i64).into() } else { decimal(value) };
             body.insert(field.to_owned(), value);
         }
-        match self.sampling.top_k {
+        match given.top_k {
             None => {}
             Some(_) if !kind.is_open_engine() => return Err(refused("--top-k")),
             Some(TopK::Best(count)) => drop(body.insert("top_k".to_owned(), count.into())),
             Some(TopK::All) => drop(body.insert("top_k".to_owned(), 0.into())),
         }
-        if !self.sampling.logit_bias.is_empty() {
+        if let Some(bias) = &given.logit_bias {
             if kind == EndpointKind::Ollama {
                 return Err(refused("--logit-bias"));
             }
-            let bias = self.sampling.logit_bias.iter();
             let bias: Map<String, Value> =
-                bias.map(|entry| (entry.id.to_string(), decimal(entry.bias))).collect();
+                bias.iter().map(|(id, bias)| (id.to_string(), decimal(*bias))).collect();
             body.insert("logit_bias".to_owned(), bias.into());
         }
-        let GivenSampling { samplers, dry_sequence_breakers, .. } = self.sampling.given();
         let has_lists = matches!(kind, EndpointKind::Llmctl | EndpointKind::LlamaCpp);
         for (name, list) in [
-            ("samplers", samplers.map(|steps| json!(steps))),
-            ("dry_sequence_breakers", dry_sequence_breakers.map(|texts| json!(texts))),
+            ("samplers", given.samplers.as_ref().map(|steps| json!(steps))),
+            ("dry_sequence_breakers", given.dry_sequence_breakers.as_ref().map(|texts| json!(texts))),
         ] {
             let Some(list) = list else { continue };
             if !has_lists {
@@ -255,7 +254,7 @@ mod tests {
     use std::sync::LazyLock;
 
     use super::*;
-    use llmctl_base::SamplingNumbers;
+    use llmctl_base::{GivenSampling, SamplerStep, SamplingNumbers};
     use llmctl_engine::Overflow;
     use llmctl_template::ToolCall;
 
@@ -298,7 +297,10 @@ mod tests {
             let mut numbers = SamplingNumbers::default();
             let number = SAMPLING.iter().find(|number| number.name == name).expect(name);
             number.give(&mut numbers, Some(0.6));
-            SamplingArgs { numbers, ..SamplingArgs::default() }
+            SamplingArgs {
+                given: GivenSampling { numbers, ..GivenSampling::default() },
+                ..SamplingArgs::default()
+            }
         };
         let asked = |kind, name: &str| {
             let sampling = numbers(name);
@@ -307,8 +309,11 @@ mod tests {
         assert_eq!(asked(EndpointKind::OpenAi, "temperature").expect("sent")["temperature"], 0.6);
         assert_eq!(asked(EndpointKind::LlamaCpp, "repetition_penalty").expect("sent")["repeat_penalty"], 0.6);
         assert_eq!(asked(EndpointKind::Vllm, "min_p").expect("sent")["min_p"], 0.6);
-        let samplers = Some("top_k,temp".parse().expect("an order"));
-        let ordered = SamplingArgs { samplers, ..SamplingArgs::default() };
+        let samplers = Some(SamplerStep::list(["top_k", "temp"]).expect("an order"));
+        let ordered = SamplingArgs {
+            given: GivenSampling { samplers, ..GivenSampling::default() },
+            ..SamplingArgs::default()
+        };
         let asked_in_order = |kind| body(kind, |request| request.sampling = &ordered);
         let sent = asked_in_order(EndpointKind::LlamaCpp).expect("sent");
         assert_eq!(sent["samplers"], json!(["top_k", "temperature"]));

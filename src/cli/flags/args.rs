@@ -17,9 +17,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, T
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, ValueEnum, value_parser};
 
 use crate::cli::error::CommandError;
-use llmctl_base::{
-    Error, GivenSampling, SAMPLING, SamplerStep, SamplingNumber, SamplingNumbers, SamplingParameter, TopK,
-};
+use llmctl_base::{Error, GivenSampling, SAMPLING, SamplerStep, SamplingNumber, SamplingParameter, TopK};
 use llmctl_engine::http_engine::{EndpointUrl, EngineUrl};
 use llmctl_engine::{Limits, LoopGuard, Overflow, Speculation};
 use llmctl_hub::Aliases;
@@ -628,12 +626,9 @@ impl FromStr for TimeSpan {
 /// The numbers are flags by their definition in [`SAMPLING`].
 #[derive(Debug, Clone, Default)]
 pub struct SamplingArgs {
-    pub numbers: SamplingNumbers,
-    pub top_k: Option<TopK>,
-    pub logit_bias: Vec<TokenBias>,
-    pub seed: Option<u64>,
-    pub samplers: Option<SamplerOrder>,
-    pub dry_sequence_breakers: Vec<String>,
+    pub given: GivenSampling,
+    /// A token that `--logit-bias` names twice.
+    pub twice: Option<u32>,
 }
 
 impl Args for SamplingArgs {
@@ -665,7 +660,7 @@ fn sampling_flag(parameter: SamplingParameter) -> Arg {
         SamplingParameter::LogitBias => flag
             .help("Add BIAS (-100 to 100) to the logit of token ID; may be repeated")
             .value_name("ID=BIAS")
-            .value_parser(value_parser!(TokenBias))
+            .value_parser(parse_bias)
             .action(ArgAction::Append)
             .value_delimiter(',')
             .hide_short_help(true),
@@ -676,7 +671,8 @@ fn sampling_flag(parameter: SamplingParameter) -> Arg {
         SamplingParameter::Samplers => flag
             .help("Apply these samplers in this order, and no others: penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature")
             .value_name("LIST")
-            .value_parser(value_parser!(SamplerOrder))
+            // With commas or semicolons between them.
+            .value_parser(|text: &str| SamplerStep::list(text.split([',', ';'])))
             .hide_short_help(true),
         SamplingParameter::DrySequenceBreakers => flag
             .help("DRY: texts that no repetition goes across, `\\n` for the end of a line; may be repeated; `none` for none (default: the end of a line, `:`, `\"` and `*`)")
@@ -696,19 +692,23 @@ impl FromArgMatches for SamplingArgs {
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        let given = &mut self.given;
         for number in SAMPLING {
             if let Some(&value) = matches.get_one(number.name) {
-                number.give(&mut self.numbers, Some(value));
+                number.give(&mut given.numbers, Some(value));
             }
         }
-        self.top_k = matches.get_one("top_k").copied().or(self.top_k);
-        if let Some(biases) = matches.get_many("logit_bias") {
-            self.logit_bias = biases.copied().collect();
+        given.top_k = matches.get_one("top_k").copied().or(given.top_k);
+        if let Some(biases) = matches.get_many::<(u32, f32)>("logit_bias") {
+            let mut seen = BTreeSet::new();
+            self.twice = biases.clone().find(|(id, _)| !seen.insert(*id)).map(|(id, _)| *id);
+            given.logit_bias = Some(biases.copied().collect());
         }
-        self.seed = matches.get_one("seed").copied().or(self.seed);
-        self.samplers = matches.get_one("samplers").cloned().or(self.samplers.take());
-        if let Some(breakers) = matches.get_many("dry_sequence_breakers") {
-            self.dry_sequence_breakers = breakers.cloned().collect();
+        given.seed = matches.get_one("seed").copied().or(given.seed);
+        given.samplers = matches.get_one("samplers").cloned().or(given.samplers.take());
+        if let Some(breakers) = matches.get_many::<String>("dry_sequence_breakers") {
+            let is_none = breakers.len() == 1 && breakers.clone().all(|text| text == "none");
+            given.dry_sequence_breakers = Some(breakers.filter(|_| !is_none).cloned().collect());
         }
         Ok(())
     }
@@ -794,34 +794,12 @@ fn parse_top_k(text: &str) -> Result<TopK, String> {
     }
 }
 
-/// `--logit-bias`: a token id and what is added to its logit.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct TokenBias {
-    pub id: u32,
-    pub bias: f32,
-}
-
-impl FromStr for TokenBias {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (id, bias) = text.split_once('=').ok_or("not of the form ID=BIAS")?;
-        let id = id.trim().parse().map_err(|_| format!("{id:?} is not a token id"))?;
-        let bias = bias.trim().parse().map_err(|_| format!("{bias:?} is not a number"))?;
-        Ok(Self { id, bias })
-    }
-}
-
-/// `--samplers`: names with commas or semicolons between them.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SamplerOrder(pub Vec<SamplerStep>);
-
-impl FromStr for SamplerOrder {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        SamplerStep::list(text.split([',', ';'])).map(Self)
-    }
+/// Parses `--logit-bias`: a token id and what is added to its logit.
+fn parse_bias(text: &str) -> Result<(u32, f32), String> {
+    let (id, bias) = text.split_once('=').ok_or("not of the form ID=BIAS")?;
+    let id = id.trim().parse().map_err(|_| format!("{id:?} is not a token id"))?;
+    let bias = bias.trim().parse().map_err(|_| format!("{bias:?} is not a number"))?;
+    Ok((id, bias))
 }
 
 impl SamplingArgs {
@@ -830,37 +808,21 @@ impl SamplingArgs {
     /// # Errors
     /// [`Error::InvalidParameter`] naming the field.
     pub fn check(&self) -> Result<(), Error> {
-        let mut seen = BTreeSet::new();
-        if let Some(twice) = self.logit_bias.iter().find(|entry| !seen.insert(entry.id)) {
-            let message = format!("token {} is given twice", twice.id);
+        if let Some(id) = self.twice {
+            let message = format!("token {id} is given twice");
             return Err(Error::InvalidParameter { name: "logit_bias", message });
         }
-        self.given().sampling(true).validate(usize::MAX)
-    }
-
-    /// Returns what the flags give.
-    pub fn given(&self) -> GivenSampling {
-        let biases = self.logit_bias.iter().map(|entry| (entry.id, entry.bias));
-        let logit_bias = Some(biases.collect()).filter(|_| !self.logit_bias.is_empty());
-        let breakers = self.dry_sequence_breakers.clone();
-        let dry_sequence_breakers = match breakers.as_slice() {
-            [] => None,
-            [none] if none == "none" => Some(Vec::new()),
-            _ => Some(breakers),
-        };
-        let samplers = self.samplers.clone().map(|order| order.0);
-        let (numbers, top_k, seed) = (self.numbers, self.top_k, self.seed);
-        GivenSampling { numbers, top_k, logit_bias, seed, samplers, dry_sequence_breakers }
+        self.given.sampling(true).validate(usize::MAX)
     }
 
     /// Names what `defaults` give and the flags do not, e.g. `temperature 0.6`.
     pub fn taken_from(&self, defaults: &GivenSampling) -> Vec<String> {
-        let not_here = |number: &&SamplingNumber| number.given(&self.numbers).is_none();
+        let not_here = |number: &&SamplingNumber| number.given(&self.given.numbers).is_none();
         let numbers = SAMPLING.iter().filter(not_here).filter_map(|number| {
             let value = number.given(&defaults.numbers)?;
             Some(format!("{} {value}", number.name))
         });
-        let top_k = match (self.top_k, defaults.top_k) {
+        let top_k = match (self.given.top_k, defaults.top_k) {
             (None, Some(TopK::Best(count))) => Some(format!("top_k {count}")),
             _ => None,
         };
@@ -869,25 +831,21 @@ impl SamplingArgs {
 
     /// Returns whether a flag or a file sets a parameter.
     pub fn gives(&self, parameter: SamplingParameter) -> bool {
-        match parameter {
-            SamplingParameter::Number(number) => number.given(&self.numbers).is_some(),
-            SamplingParameter::TopK => self.top_k.is_some(),
-            SamplingParameter::LogitBias => !self.logit_bias.is_empty(),
-            SamplingParameter::Seed => self.seed.is_some(),
-            SamplingParameter::Samplers => self.samplers.is_some(),
-            SamplingParameter::DrySequenceBreakers => !self.dry_sequence_breakers.is_empty(),
-        }
+        let mut without = self.clone();
+        without.unset(parameter);
+        without.given != self.given
     }
 
     /// Takes back the value of a parameter.
     pub fn unset(&mut self, parameter: SamplingParameter) {
+        let given = &mut self.given;
         match parameter {
-            SamplingParameter::Number(number) => number.give(&mut self.numbers, None),
-            SamplingParameter::TopK => self.top_k = None,
-            SamplingParameter::LogitBias => self.logit_bias.clear(),
-            SamplingParameter::Seed => self.seed = None,
-            SamplingParameter::Samplers => self.samplers = None,
-            SamplingParameter::DrySequenceBreakers => self.dry_sequence_breakers.clear(),
+            SamplingParameter::Number(number) => number.give(&mut given.numbers, None),
+            SamplingParameter::TopK => given.top_k = None,
+            SamplingParameter::LogitBias => (given.logit_bias, self.twice) = (None, None),
+            SamplingParameter::Seed => given.seed = None,
+            SamplingParameter::Samplers => given.samplers = None,
+            SamplingParameter::DrySequenceBreakers => given.dry_sequence_breakers = None,
         }
     }
 }
@@ -911,7 +869,7 @@ impl LimitArgs {
 mod tests {
     use super::*;
     use crate::cli::error::Kind;
-    use llmctl_base::Sampling;
+    use llmctl_base::{Sampling, SamplingNumbers};
 
     #[test]
     fn flags_win_over_the_models_defaults_and_what_is_taken_from_them_is_named() {
@@ -919,8 +877,9 @@ mod tests {
         let numbers = SamplingNumbers { temperature: Some(0.6), top_p: Some(0.95), ..none };
         let defaults = GivenSampling { numbers, top_k: Some(TopK::Best(20)), ..GivenSampling::default() };
         let check = |numbers, top_k, in_force, taken: &[&str]| {
-            let args = SamplingArgs { numbers, top_k, ..SamplingArgs::default() };
-            let Sampling { temperature, top_k, top_p, .. } = args.given().or(&defaults).sampling(true);
+            let given = GivenSampling { numbers, top_k, ..GivenSampling::default() };
+            let args = SamplingArgs { given, ..SamplingArgs::default() };
+            let Sampling { temperature, top_k, top_p, .. } = args.given.clone().or(&defaults).sampling(true);
             assert_eq!((temperature, top_k, top_p), in_force);
             assert_eq!(args.taken_from(&defaults), taken);
         };
@@ -950,12 +909,14 @@ mod tests {
 
     #[test]
     fn a_token_has_one_bias() {
-        let check = |ids: &[u32]| {
-            let logit_bias = ids.iter().map(|&id| TokenBias { id, bias: 1.0 }).collect();
-            SamplingArgs { logit_bias, ..SamplingArgs::default() }.check().map_err(|error| error.to_string())
+        let check = |biases: &str| {
+            let command = SamplingArgs::augment_args(Command::new("c"));
+            let matches = command.get_matches_from(["c", "--logit-bias", biases]);
+            let args = SamplingArgs::from_arg_matches(&matches).expect("they are numbers");
+            args.check().map_err(|error| error.to_string())
         };
-        assert_eq!(check(&[5, 6]), Ok(()));
-        assert_eq!(check(&[5, 6, 5]), Err("logit_bias: token 5 is given twice".to_owned()));
+        assert_eq!(check("5=1,6=1"), Ok(()));
+        assert_eq!(check("5=1,6=1,5=1"), Err("logit_bias: token 5 is given twice".to_owned()));
     }
 
     #[test]
@@ -1078,9 +1039,9 @@ mod tests {
 
     #[test]
     fn a_bias_is_an_id_and_a_number() {
-        assert_eq!("5=-100".parse(), Ok(TokenBias { id: 5, bias: -100.0 }));
+        assert_eq!(parse_bias("5=-100"), Ok((5, -100.0)));
         for bad in ["5", "=1", "5=", "-5=1", "x=1", "5=much"] {
-            assert!(bad.parse::<TokenBias>().is_err(), "{bad}");
+            assert!(parse_bias(bad).is_err(), "{bad}");
         }
     }
 }

@@ -151,8 +151,8 @@ fn own_key() -> KeyLine {
 
 fn folder_of(agent: &Agent, places: &Places) -> Result<PathBuf, CommandError> {
     let data = places.data.as_ref().ok_or_else(|| {
-        let error = anyhow::anyhow!("HOME and XDG_DATA_HOME are not set: there is no folder for settings");
-        CommandError::new(Kind::Config, error).hint("set HOME or XDG_DATA_HOME")
+        let message = "HOME and XDG_DATA_HOME are not set: there is no folder for settings";
+        Kind::Config.error(message).hint("set HOME or XDG_DATA_HOME")
     })?;
     Ok(data.join("agents").join(agent.name))
 }
@@ -179,8 +179,7 @@ fn ask(url: &str) -> Result<LaunchTarget, CommandError> {
     let (models, _) = listed.map_err(|failure| client.explained(failure))?;
     let told = models.into_iter().find_map(|model| Some((model.context_tokens?, model)));
     let Some((context_tokens, ListedModel { id: model, sees, .. })) = told else {
-        let error = anyhow::anyhow!("{url} does not list a model with its context length");
-        return Err(CommandError::new(Kind::Failure, error));
+        return Err(Kind::Failure.error(format!("{url} does not list a model with its context length")));
     };
     let url = format!("http://{}", endpoint.address().authority());
     Ok(LaunchTarget { url, key: key.unwrap_or_else(|| "none".to_owned()), model, context_tokens, sees })
@@ -207,14 +206,14 @@ fn program_of(agent: &Agent) -> Result<PathBuf, CommandError> {
     let in_folder =
         |folder: PathBuf| names.iter().map(move |name| folder.join(name)).find(|path| path.is_file());
     std::env::split_paths(&path).find_map(in_folder).ok_or_else(|| {
-        let error = anyhow::anyhow!("{} is not installed: no {} in PATH", agent.name, agent.program);
-        CommandError::new(Kind::NotFound, error).hint(agent.install_command())
+        let message = format!("{} is not installed: no {} in PATH", agent.name, agent.program);
+        Kind::NotFound.error(message).hint(agent.install_command())
     })
 }
 
 /// Starts the agent in this terminal and waits for its end.
 fn start(program: &Path, settings: AgentSettings, more: &[OsString]) -> Result<Exit, CommandError> {
-    let writing = |error| CommandError::new(Kind::Io, error).context("writing the agent's settings");
+    let writing = CommandError::io("writing the agent's settings");
     settings.write().map_err(writing)?;
     // Ctrl-C is the agent's: it is in the same process group.
     let graceful = Graceful::begin_conversation();

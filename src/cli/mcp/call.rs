@@ -101,8 +101,7 @@ fn late(limit: Duration) -> String {
 
 /// Returns the message that brings the model the result of a call.
 pub fn result_message(call: &AnsweredCall, result: CallResult) -> Message {
-    let mut message = Message::new(Role::Tool, "");
-    message.content = Some(marked_content(result.text, &result.images));
+    let mut message = Message::new(Role::Tool, marked_content(result.text, &result.images));
     (message.tool_call_id, message.name) = (Some(call.id.clone()), Some(call.name.clone()));
     message
 }

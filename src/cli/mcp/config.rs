@@ -77,8 +77,7 @@ impl McpConfig {
         let mut config = Self::default();
         for path in paths {
             let text = read_file(path)?;
-            let refused =
-                |why: String| CommandError::new(Kind::Config, anyhow::anyhow!("{}: {why}", path.display()));
+            let refused = |why: String| Kind::Config.error(format!("{}: {why}", path.display()));
             config.add(&text, path, lookup).map_err(refused)?;
         }
         Ok(config)

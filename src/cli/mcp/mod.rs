@@ -70,8 +70,7 @@ impl McpServerArgs {
     fn configured(&self, terminal: &Terminal) -> Result<Vec<ServerConfig>, CommandError> {
         let config = McpConfig::read(&self.mcp_config, &|name| std::env::var(name).ok())?;
         if config.servers.len() > MAX_SERVERS {
-            let error = anyhow::anyhow!("--mcp-config: more than {MAX_SERVERS} servers");
-            return Err(CommandError::new(Kind::Config, error));
+            return Err(Kind::Config.error(format!("--mcp-config: more than {MAX_SERVERS} servers")));
         }
         config.notes.iter().for_each(|note| terminal.note(note));
         Ok(config.servers)
@@ -306,7 +305,7 @@ impl ToolServers {
         self.servers[at].state = self.starting(&self.servers[at].config);
         match self.wait(terminal).pop() {
             None => Ok(()),
-            Some(failure) => Err(CommandError::new(Kind::Unavailable, anyhow::anyhow!("{failure}"))),
+            Some(failure) => Err(Kind::Unavailable.error(failure)),
         }
     }
 }

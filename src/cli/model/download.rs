@@ -8,18 +8,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::anyhow;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::hub_access::{hub_settings, is_offline};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::flags::args::FetchArgs;
 use crate::cli::places::{Places, free_bytes};
-use crate::cli::terminal::Terminal;
 use crate::cli::terminal::output::visible;
-use crate::cli::terminal::question;
 use crate::cli::terminal::report::{bytes, counted};
 use crate::cli::terminal::signal::Graceful;
+use crate::cli::terminal::{Terminal, question};
 use llmctl_hub::{HubClient, HubError, HubRef, PullEvent, PullExtent, PullObserver, PullPlan};
 
 /// Returns the setting that forbids downloading, if any.
@@ -60,8 +58,8 @@ impl<'a> Downloads<'a> {
     /// Those of [`PullPlan::new`] and [`PullPlan::check_space`].
     pub fn plan(&self, hub: &HubRef, extent: PullExtent) -> Result<PullPlan, CommandError> {
         let Some(cache) = &self.places.hub else {
-            let error = anyhow!("HOME is not set: there is no folder for models");
-            return Err(CommandError::new(Kind::Config, error).hint("set HOME or HF_HUB_CACHE"));
+            let message = "HOME is not set: there is no folder for models";
+            return Err(Kind::Config.error(message).hint("set HOME or HF_HUB_CACHE"));
         };
         self.terminal.status(&format!("asking {} for {}", self.host(), hub.repo_id()));
         let plan = PullPlan::new(
@@ -121,7 +119,7 @@ impl<'a> Downloads<'a> {
                     _ => Kind::Interrupted,
                 };
                 match begun {
-                    None => CommandError::new(kind, anyhow!("interrupted before the download began")),
+                    None => kind.error("interrupted before the download began"),
                     Some(reference) => CommandError::new(kind, HubError::Cancelled)
                         .hint(format!("`llmctl pull {reference}` continues where it stopped")),
                 }
@@ -155,9 +153,8 @@ pub fn first_use(
         if fetch.yes || !question::can_ask() {
             terminal.note(format!("downloading {what} from {from}"));
         } else if !downloads.is_agreed(&question)? {
-            let error = anyhow!("{} is not downloaded", plan.reference);
             let hint = format!("`llmctl pull {}` downloads it", plan.reference);
-            return Err(CommandError::new(Kind::NotFound, error).hint(hint));
+            return Err(Kind::NotFound.error(format!("{} is not downloaded", plan.reference)).hint(hint));
         }
     }
     downloads.run(&plan, None)

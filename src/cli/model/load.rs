@@ -14,10 +14,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::download;
-use super::models;
-use super::running;
-use super::sight;
+use super::{download, models, running, sight};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::flags::args;
 use crate::cli::flags::args::{
@@ -680,6 +677,6 @@ impl SamplingArgs {
             let (taken, source) = (taken.join(", "), &info.defaults_source);
             terminal.detail(&format!("{taken}, recommended by the model ({source})"));
         }
-        self.given().or(&info.defaults)
+        self.given.clone().or(&info.defaults)
     }
 }

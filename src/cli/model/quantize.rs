@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
-use clap::builder::TypedValueParser;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::models;
 use crate::cli::CommandContext;
@@ -15,12 +14,11 @@ use crate::cli::terminal::Terminal;
 use crate::cli::terminal::input::read_file;
 use crate::cli::terminal::report::{bytes, check_new_file, counted, print};
 use crate::cli::terminal::signal::Graceful;
-use llmctl_base::machine::default_threads;
 use llmctl_hub::{ModelSource, Resolved};
 use llmctl_models::load;
 use llmctl_models::load::divergence::{Divergence, Predictions};
 use llmctl_models::load::export::{Export, ExportOptions, ExportSizes, Imatrix, MIXES, QuantMix, WriteEnd};
-use llmctl_models::load::{CpuOptions, Device, ImageUse, KvType, LoadOptions, ModelFiles};
+use llmctl_models::load::{ImageUse, KvType, LoadOptions, ModelFiles};
 use llmctl_models::memory::{memory_limits, tightest};
 use llmctl_models::text::Encode;
 
@@ -133,7 +131,7 @@ fn check_space(out: &Path, needed: u64) -> Result<(), CommandError> {
     match free_bytes(folder) {
         Some(free) if free < needed => {
             let message = format!("{} needs {}, but {} are free", out.display(), bytes(needed), bytes(free));
-            Err(CommandError::new(Kind::Io, anyhow::anyhow!(message)))
+            Err(Kind::Io.error(message))
         }
         _ => Ok(()),
     }
@@ -203,16 +201,9 @@ fn compare(
 fn predictions(resolved: &Resolved, text: &str, terminal: &Terminal) -> Result<Predictions, CommandError> {
     let options = LoadOptions {
         images: ImageUse { is_off: true, ..ImageUse::default() },
-        adapters: Vec::new(),
-        device: Device::Cpu(CpuOptions::new(default_threads())),
-        dtype: None,
-        quantize: None,
-        context: None,
         kv_type: KvType::F32,
-        kv_memory: None,
         available_memory: tightest(&memory_limits(Path::new("/"))).map(|limit| limit.available),
-        packed: None,
-        prediction: load::PredictionUse::Never,
+        ..LoadOptions::default()
     };
     terminal.status(&format!("checking {}", resolved.name));
     let mut loaded = load::load(resolved, &options, &mut |_, _| ())?;

@@ -4,8 +4,6 @@
 //! `LLMCTL_MODEL`; the `model` of a configuration file is for new sessions. A missing model is an error that
 //! names it; it is never replaced.
 
-use anyhow::anyhow;
-
 use super::models;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::flags::args::ModelArgs;
@@ -34,17 +32,17 @@ pub fn model_of(
         // Older sessions have only a name, which identifies no model but the built-in one.
         None if model.name == GUIDE.name => GUIDE.name.to_owned(),
         None => {
-            let error =
-                anyhow!("session {name} was started with {}, and does not say where that is", model.name);
-            return Err(CommandError::new(Kind::NotFound, error).hint(hint));
+            let message =
+                format!("session {name} was started with {}, and does not say where that is", model.name);
+            return Err(Kind::NotFound.error(message).hint(hint));
         }
     };
     models::find(&reference, &Places::from_environment(), &args.aliases).map_err(|error| {
         match error.kind {
             Kind::NotFound => {
-                let error =
-                    anyhow!("session {name} was started with {}, which is missing: {reference}", model.name);
-                CommandError::new(Kind::NotFound, error).hint(hint)
+                let message =
+                    format!("session {name} was started with {}, which is missing: {reference}", model.name);
+                Kind::NotFound.error(message).hint(hint)
             }
             _ => error,
         }

@@ -7,10 +7,9 @@ use super::download::{first_use, forbidden_by};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::flags::args::ModelArgs;
 use crate::cli::places::Places;
-use crate::cli::terminal::Terminal;
-use crate::cli::terminal::question;
 use crate::cli::terminal::question::TypedAnswer;
 use crate::cli::terminal::report::columns;
+use crate::cli::terminal::{Terminal, question};
 use llmctl_hub::{ModelRef, PullExtent, fits};
 
 /// A published model that answers well for its size.

@@ -4,7 +4,6 @@
 //! the machine, and is named after the row's `custom_id`. It appears as a whole.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -69,7 +68,7 @@ impl Recorder {
     /// # Errors
     /// `Io`, naming the folder.
     pub fn open(folder: &Path, model: &ModelFingerprint) -> Result<Self, CommandError> {
-        fs::create_dir_all(folder).map_err(|error| named(folder, error))?;
+        fs::create_dir_all(folder).map_err(CommandError::io(folder.display()))?;
         let is_portable = |reference: &String| !Path::new(reference).is_absolute();
         Ok(Self { folder: folder.to_owned(), model: model.reference.clone().filter(is_portable) })
     }
@@ -131,15 +130,11 @@ fn receipt(llm: &Loaded, turn: &TurnRequest, plan: &TurnPlan, answer: &Answer) -
     }
 }
 
-fn named(path: &Path, error: io::Error) -> CommandError {
-    CommandError::new(Kind::Io, error).context(path.display().to_string())
-}
-
 fn write(path: &Path, bytes: &[u8]) -> Result<(), CommandError> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)
         .and_then(|()| replace_file(path, bytes))
-        .map_err(|error| named(path, error))?;
+        .map_err(CommandError::io(path.display()))?;
     sync_folder_of(path);
     Ok(())
 }
@@ -218,9 +213,8 @@ pub fn read(folder: &Path) -> Result<Vec<AnswerRecord>, CommandError> {
         }
     }
     if paths.is_empty() {
-        let error = anyhow::anyhow!("{} has no recorded answers", folder.display());
         let hint = "`llmctl run --batch ROWS --record DIR` records them";
-        return Err(CommandError::new(Kind::NotFound, error).hint(hint));
+        return Err(Kind::NotFound.error(format!("{} has no recorded answers", folder.display())).hint(hint));
     }
     paths.sort();
     let one = |path: &PathBuf| {

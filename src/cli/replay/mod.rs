@@ -203,10 +203,9 @@ fn model_of(answers: &[AnswerRecord], args: &ModelArgs) -> Result<ModelArgs, Com
         _ if args.is_named => Ok(args.clone()),
         Some(reference) => Ok(ModelArgs { model: Some(reference), ..args.clone() }),
         None if args.model.is_some() => Ok(args.clone()),
-        None => {
-            let error = anyhow::anyhow!("the record does not say where its model is");
-            Err(CommandError::new(Kind::NotFound, error).hint("--model REF names it"))
-        }
+        None => Err(Kind::NotFound
+            .error("the record does not say where its model is")
+            .hint("--model REF names it")),
     }
 }
 

@@ -27,8 +27,8 @@ pub fn replay(
     let asked = match turn {
         _ if args.all => 1..=num_turns,
         Some(turn) if !(1..=num_turns).contains(&turn) => {
-            let error = anyhow::anyhow!("session {name} has {num_turns} turns, and no turn {turn}");
-            return Err(CommandError::new(Kind::NotFound, error));
+            let message = format!("session {name} has {num_turns} turns, and no turn {turn}");
+            return Err(Kind::NotFound.error(message));
         }
         turn => turn.unwrap_or(num_turns)..=turn.unwrap_or(num_turns),
     };
@@ -44,8 +44,7 @@ pub fn replay(
         }
     }
     if answers.is_empty() {
-        let error = anyhow::anyhow!("session {name}: {NO_RECEIPT}");
-        return Err(CommandError::new(Kind::NotFound, error));
+        return Err(Kind::NotFound.error(format!("session {name}: {NO_RECEIPT}")));
     }
     super::replay(&answers, &args.model, report, terminal)?.print(format)
 }

@@ -20,15 +20,14 @@ use crate::cli::error::{CommandError, Exit};
 use crate::cli::flags::args::ModelArgs;
 use crate::cli::images;
 use crate::cli::model::load::{self, Loaded};
-use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::{counted, print, stdout_width, table};
 use crate::cli::terminal::signal::Graceful;
-use crate::cli::terminal::wrap;
+use crate::cli::terminal::{Terminal, wrap};
 use crate::cli::think::Think;
 use llmctl_engine::turn::{Answer, ToolUse, TurnRequest};
 use llmctl_engine::{Finish, Outcome, Timings, Usage};
 use llmctl_serve::wire::answer::{message_json, usage as usage_json};
-use llmctl_template::{Content, Message, Role, ToolCall};
+use llmctl_template::{Content, Message, Role, ToolCall, text_part};
 
 /// Columns of a terminal for each of several answers that stand side by side.
 const COLUMN: usize = 50;
@@ -128,7 +127,7 @@ impl Variation {
             question.content = Some(match question.content.take() {
                 Some(Content::Parts(mut parts)) => {
                     parts.retain(|part| part["type"] != "text");
-                    parts.push(json!({"type": "text", "text": prompt}));
+                    parts.push(text_part(prompt));
                     Content::Parts(parts)
                 }
                 _ => Content::Text(prompt.clone()),

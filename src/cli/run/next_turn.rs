@@ -1,7 +1,6 @@
 //! The next turn of a session, with a model here or at an endpoint: its prompt, the messages that it adds,
 //! and the session that keeps it.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::RunArgs;
@@ -37,21 +36,9 @@ impl Next {
     }
 }
 
-/// Returns a message of the user.
-pub fn user_message(content: Content) -> Message {
-    Message { content: Some(content), ..Message::user("") }
-}
-
 /// Returns the text of a message, without its images; empty if it has none.
-pub fn text(message: &Message) -> Cow<'_, str> {
-    match &message.content {
-        Some(Content::Text(text)) => text.into(),
-        Some(Content::Parts(parts)) => {
-            let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
-            texts.concat().into()
-        }
-        None => "".into(),
-    }
+pub fn text(message: &Message) -> String {
+    message.content.as_ref().map(|content| content.texts().concat()).unwrap_or_default()
 }
 
 /// A turn that is to be answered: its prompt, and the flags and tools for it.
@@ -139,7 +126,7 @@ pub fn note_kept(finished: Finished, answer: &Answer, name: Option<&SessionName>
 pub fn messages(saved: &SavedSession, next: Next) -> Vec<Message> {
     let system = next.system.filter(|_| saved.turns.is_empty()).map(Message::system);
     let before = unanswered(&saved.turns).into_iter().chain(system);
-    before.chain([user_message(next.content)]).collect()
+    before.chain([Message::user(next.content)]).collect()
 }
 
 /// Returns a conversation that is only looked at, and the messages of its next prompt.

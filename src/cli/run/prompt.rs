@@ -52,7 +52,7 @@ impl StoredPrompt {
                 Some(near) => format!("did you mean {near}? `llmctl run --list-prompts` shows all"),
                 None => "`llmctl run --list-prompts` shows them; the prompt itself needs no flag".to_owned(),
             };
-            CommandError::new(Kind::NotFound, anyhow::anyhow!("stored prompt {name:?} not found")).hint(hint)
+            Kind::NotFound.error(format!("stored prompt {name:?} not found")).hint(hint)
         })
     }
 }

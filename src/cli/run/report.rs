@@ -518,7 +518,7 @@ fn endpoint_result(
 ) -> Map<String, Value> {
     let Outcome { usage, timings, .. } = &answer.outcome;
     let is_counted = usage.prompt_tokens > 0;
-    let mut sampling = sampling_members(&request.sampling.given().sampling(false));
+    let mut sampling = sampling_members(&request.sampling.given.sampling(false));
     let is_given =
         |name: &str| SamplingParameter::all().any(|one| one.name() == name && request.sampling.gives(one));
     sampling.retain(|name, _| is_given(name));

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::next_turn::{Next, user_message};
+use super::next_turn::Next;
 use super::{OutputFormat, PromptArgs, RunArgs};
 use crate::cli::error::CommandError;
 use crate::cli::model::load::{Loaded, PreparedTexts};
@@ -100,7 +100,7 @@ pub fn input(
         }
     }
     let system = system.map(Message::system);
-    let messages = system.into_iter().chain([user_message(content)]).collect();
+    let messages = system.into_iter().chain([Message::user(content)]).collect();
     Ok(TurnInput::Chat(Conversation { messages, ..context }))
 }
 

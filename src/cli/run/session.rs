@@ -5,15 +5,13 @@
 //! again.
 
 use super::answer::Generated;
-use super::endpoint;
 use super::next_turn::{RunTurn, SessionPlace, check_system, looked_at, messages, note_kept, with_chat};
 use super::report::Report;
 use super::request::{Rendered, chat_context, turn_request};
-use super::{RunAnswer, RunArgs, check, dry_run, flag_error, load_model, texts_of};
+use super::{RunAnswer, RunArgs, check, dry_run, endpoint, flag_error, load_model, texts_of};
 use crate::cli::endpoint::EndpointChoice;
 use crate::cli::error::{CommandError, Exit};
-use crate::cli::model::load;
-use crate::cli::model::resume;
+use crate::cli::model::{load, resume};
 use crate::cli::places::{KeptFiles, Places};
 use crate::cli::sessions;
 use crate::cli::terminal::signal::Graceful;

@@ -128,7 +128,7 @@ impl AnswerSettings {
         let mut given: Vec<String> = given.map(|one| spelled(one.name())).collect();
         given.extend(self.limits.max_tokens.map(|_| "max-tokens".to_owned()));
         given.extend(self.limits.loop_guard.map(|_| "loop-guard".to_owned()));
-        let mut rows = self.table(&self.sampling.given().sampling(true));
+        let mut rows = self.table(&self.sampling.given.sampling(true));
         for row in rows.iter_mut().filter(|row| !given.contains(&row[0])) {
             if !matches!(row[0].as_str(), "stop" | "ignore-eos") {
                 row[1] = "the endpoint's default".to_owned();
@@ -173,8 +173,7 @@ mod tests {
                 _ => "0.5",
             };
             let mut settings = AnswerSettings::default();
-            let table =
-                |settings: &AnswerSettings| settings.table(&settings.sampling.given().sampling(false));
+            let table = |settings: &AnswerSettings| settings.table(&settings.sampling.given.sampling(false));
             let before = table(&settings);
             settings.set("/set", key, value).expect(key);
             let changed = table(&settings);
@@ -201,7 +200,7 @@ mod tests {
         check("ignore-eos", "maybe", "unknown value \"maybe\" (on, off)");
         check("max-tokens", "0", "must be at least 1");
         check("loop-guard", "1", "unknown value \"1\" (on, off, or 16 to 100000 tokens)");
-        assert_eq!(settings.sampling.numbers.temperature, None);
+        assert_eq!(settings.sampling.given.numbers.temperature, None);
         settings.set("/set", "top_p", "0.9").expect("underscores are fine");
     }
 }

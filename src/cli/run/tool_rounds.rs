@@ -12,10 +12,9 @@ use super::report::Report;
 use crate::cli::declared_tools::Toolbox;
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::mcp::{CallDesk, CallStatus, ToolServers, result_message};
-use crate::cli::terminal::Terminal;
-use crate::cli::terminal::question;
 use crate::cli::terminal::question::TypedAnswer;
 use crate::cli::terminal::signal::Graceful;
+use crate::cli::terminal::{Terminal, question};
 use llmctl_engine::turn::{AnsweredCall, ToolUse};
 use llmctl_image::ImageSet;
 use llmctl_template::Message;
@@ -59,7 +58,7 @@ impl<'a> ToolRounds<'a> {
     pub fn tools(&mut self) -> Result<ToolUse, CommandError> {
         let Some(servers) = &mut self.servers else { return Ok(self.given.clone()) };
         if let Some(failure) = servers.wait(self.terminal).into_iter().next() {
-            let error = CommandError::new(Kind::Unavailable, anyhow::anyhow!("{failure}"));
+            let error = Kind::Unavailable.error(failure);
             return Err(error.hint("\"disabled\": true in the configuration leaves a server out"));
         }
         servers.check_permissions(self.terminal);

@@ -3,9 +3,8 @@
 use super::{EmbeddingArgs, ModelTask, ServeArgs, ServedEmbedder, settings};
 use crate::cli::error::CommandError;
 use crate::cli::flags::args::ModelArgs;
-use crate::cli::model::load;
 use crate::cli::model::load::embedder::{embedder_texts, is_embedder, is_reranker_by_name, load_resolved};
-use crate::cli::model::models;
+use crate::cli::model::{load, models};
 use crate::cli::places::Places;
 use crate::cli::terminal::Terminal;
 use llmctl_base::GivenSampling;

@@ -105,7 +105,7 @@ pub fn load(
     let fleet = Fleet::new(shared.clone(), settings(args), budget, members.collect());
     for model in models.iter().filter(|model| model.is_pinned) {
         let name = &model.resolved.name;
-        let why = |why| CommandError::new(Kind::Failure, anyhow::anyhow!("{why}"));
+        let why = |why| Kind::Failure.error(why);
         fleet
             .load_now(name)
             .map_err(|error| why(error).context(format!("loading {name}, which is pinned")))?;
@@ -205,7 +205,7 @@ fn in_folder(folder: &Path) -> Result<Vec<String>, CommandError> {
     paths.sort();
     if paths.is_empty() {
         let message = format!("{} holds neither a .gguf file nor a model folder", shown());
-        return Err(CommandError::new(Kind::NotFound, anyhow::anyhow!(message)));
+        return Err(Kind::NotFound.error(message));
     }
     Ok(paths.into_iter().map(|path| path.to_string_lossy().into_owned()).collect())
 }
@@ -287,7 +287,7 @@ fn member(
         Box::new(move || {
             let texts = load::load_texts(&args.model, args.capacity.options(&args.engine), &terminal);
             let texts = texts.map_err(|error| error.to_string())?.for_frontend(Frontend::Http);
-            Ok(texts.into_served(None, args.sampling.given()))
+            Ok(texts.into_served(None, args.sampling.given.clone()))
         })
     };
     let (shared, resolved, terminal) = (shared.clone(), model.resolved.clone(), terminal.clone());

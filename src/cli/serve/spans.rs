@@ -55,7 +55,7 @@ pub fn begin(terminal: &Terminal) -> Result<Option<Box<dyn SpanSource>>, Command
     use llmctl_serve::telemetry::traces::Traces;
 
     let Some(named) = named_collector(variable) else { return Ok(None) };
-    let wrong = |message: String| CommandError::new(Kind::Config, anyhow::anyhow!(message));
+    let wrong = |message: String| Kind::Config.error(message);
     for (name, known) in KNOWN_VALUES {
         let value = variable(name);
         if !value.is_empty() && !known.contains(&value.as_str()) {

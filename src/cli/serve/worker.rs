@@ -3,8 +3,7 @@
 //! Standard output carries only the protocol, from the first byte on. The input is read from the first
 //! moment, so that a worker whose parent has died ends even while it loads.
 
-use std::io;
-use std::process;
+use std::{io, process};
 
 use clap::Args;
 
@@ -45,7 +44,7 @@ const LONG_HELP: &str = include_str!("worker_help.txt").trim_ascii_end();
 /// Runs the subcommand.
 pub fn run(args: WorkerArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
     let reception = CallInbox::open(io::stdin(), || process::exit(i32::from(Exit::Success.code())))
-        .map_err(|error| failure(error, "reading the input"))?;
+        .map_err(CommandError::io("reading the input"))?;
     let worker = load_worker(&args, terminal).inspect_err(|error| {
         // The parent closes the input when it reads the error line, which must not change the exit code.
         reception.stay();
@@ -53,8 +52,8 @@ pub fn run(args: WorkerArgs, terminal: &Terminal) -> Result<Exit, CommandError> 
     })?;
     let graceful = Graceful::begin();
     let stopper = reception.stopper();
-    graceful.on_signal(move |_| stopper.stop()).map_err(|error| failure(error, "waiting for signals"))?;
-    let ended = reception.serve(worker, io::stdout()).map_err(|error| failure(error, "starting"))?;
+    graceful.on_signal(move |_| stopper.stop()).map_err(CommandError::io("waiting for signals"))?;
+    let ended = reception.serve(worker, io::stdout()).map_err(CommandError::io("starting"))?;
     conclude(ended, terminal)
 }
 
@@ -88,11 +87,7 @@ fn conclude(ended: WorkerExit, terminal: &Terminal) -> Result<Exit, CommandError
         | ShutdownCause::Shutdown(_)
         | ShutdownCause::Stopped
         | ShutdownCause::ReaderGone => Ok(Exit::Success),
-        ShutdownCause::OutputFailed(error) => Err(failure(error, "writing to standard output")),
+        ShutdownCause::OutputFailed(error) => Err(CommandError::io("writing to standard output")(error)),
         ShutdownCause::EngineGone => Err(CommandError::new(Kind::Failure, Error::EngineGone)),
     }
-}
-
-fn failure(error: io::Error, doing: &str) -> CommandError {
-    CommandError::new(Kind::Io, error).context(doing.to_owned())
 }

@@ -185,7 +185,7 @@ pub fn start(
             }),
         };
         let slot = EngineSlot::with_recovery(engine, recovery);
-        slots.push(slot.map_err(|error| CommandError::new(Kind::Io, error).context("watching a worker"))?);
+        slots.push(slot.map_err(CommandError::io("watching a worker"))?);
     }
     warn_of_kv(kv_memory, args, count, terminal);
     Ok(slots)
@@ -225,7 +225,7 @@ fn command_error(number: usize, error: StartError, memory: Option<ByteSize>) -> 
         (Some(ByteSize(memory)), error) => {
             let why = format!("{} of --worker-memory are too little to start with: {error}", bytes(memory));
             let hint = "raise --worker-memory, or lower --ctx, --parallel or --threads";
-            CommandError::new(Kind::Temporary, anyhow::anyhow!(why)).hint(hint)
+            Kind::Temporary.error(why).hint(hint)
         }
         (None, StartError::Refused(error)) => CommandError::from(error),
         (None, lost @ StartError::Lost(_)) => CommandError::new(Kind::Failure, lost),

@@ -110,9 +110,7 @@ fn open(folder: &Path, key_command: Option<&str>) -> Result<Vault, CommandError>
 
 /// Returns what a command of the user's shell prints, without the end of its line. It may ask on the terminal.
 fn secret(command: &str) -> Result<Vec<u8>, CommandError> {
-    let failed = |what: String| {
-        CommandError::new(Kind::Failure, anyhow::anyhow!("--encrypt-key-command: the command {what}"))
-    };
+    let failed = |what: String| Kind::Failure.error(format!("--encrypt-key-command: the command {what}"));
     let shell = if cfg!(windows) { ["cmd", "/C"] } else { ["sh", "-c"] };
     let child = Command::new(shell[0]).args([shell[1], command]).stdout(Stdio::piped()).spawn();
     let mut child = child.map_err(|error| failed(format!("does not start: {error}")))?;

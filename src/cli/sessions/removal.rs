@@ -88,7 +88,8 @@ fn warning_text(forgotten: &Forgotten) -> String {
 fn check(forgotten: &Forgotten) -> Result<(), CommandError> {
     match &forgotten.problem {
         None => Ok(()),
-        Some(problem) => Err(CommandError::new(Kind::Io, anyhow::anyhow!("{problem}"))
+        Some(problem) => Err(Kind::Io
+            .error(problem)
             .hint("the session is removed; the rest of its KV can be deleted by hand")),
     }
 }

@@ -97,12 +97,7 @@ fn turn_json(saved: &SavedTurn) -> Value {
 
 /// OpenAI's message object; absent fields stay absent.
 pub fn message_json(message: &Message) -> Value {
-    let content = match &message.content {
-        None => Value::Null,
-        Some(Content::Text(text)) => Value::String(text.clone()),
-        Some(Content::Parts(parts)) => Value::Array(parts.clone()),
-    };
-    let mut object = json!({"role": message.role.as_str(), "content": content});
+    let mut object = json!({"role": message.role.as_str(), "content": message.content});
     let texts = [
         ("reasoning_content", &message.reasoning),
         ("tool_call_id", &message.tool_call_id),

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use crate::cli::error::{CommandError, Kind};
+use crate::cli::error::CommandError;
 use crate::cli::terminal::Terminal;
 
 /// More text than any context holds; a bound for /dev/zero and wrong files.
@@ -58,7 +58,7 @@ pub fn read_stdin_bytes(terminal: &Terminal) -> Result<Vec<u8>, CommandError> {
         bytes.truncate(length);
         stdin.read_to_end(&mut bytes)
     });
-    rest.map_err(|error| CommandError::new(Kind::Io, error).context("reading standard input"))?;
+    rest.map_err(CommandError::io("reading standard input"))?;
     Ok(bytes)
 }
 
@@ -124,6 +124,7 @@ pub fn text_of(mut bytes: Vec<u8>, name: &str) -> Result<String, CommandError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::error::Kind;
 
     #[test]
     fn one_line_end_is_not_part_of_a_text() {

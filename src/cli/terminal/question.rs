@@ -4,8 +4,6 @@
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
-use anyhow::anyhow;
-
 use super::output::visible;
 use super::tty;
 use crate::cli::error::{CommandError, Kind};
@@ -62,8 +60,8 @@ pub fn ask(question: &str, is_cancelled: impl Fn() -> bool) -> io::Result<TypedA
 /// A usage error without a terminal; the terminal cannot be read or written.
 pub fn may_erase(question: &str) -> Result<bool, CommandError> {
     if !can_ask() {
-        let error = anyhow!("there is no terminal to ask on: {question}");
-        return Err(CommandError::new(Kind::Usage, error).hint("--yes erases without a question"));
+        let message = format!("there is no terminal to ask on: {question}");
+        return Err(Kind::Usage.error(message).hint("--yes erases without a question"));
     }
     let answer = ask(&format!("{question} y(es), n(o):"), || false);
     Ok(answer.map_err(|error| CommandError::new(Kind::Io, error))?.is_yes(false))

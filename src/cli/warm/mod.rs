@@ -106,10 +106,9 @@ pub fn run(args: &WarmArgs, context: CommandContext<'_>) -> Result<Exit, Command
 }
 
 fn root(places: &Places) -> Result<PathBuf, CommandError> {
-    places.kv().ok_or_else(|| {
-        let error = anyhow::anyhow!("HOME and XDG_CACHE_HOME are not set: there is no folder for KV");
-        CommandError::new(Kind::Config, error)
-    })
+    places
+        .kv()
+        .ok_or_else(|| Kind::Config.error("HOME and XDG_CACHE_HOME are not set: there is no folder for KV"))
 }
 
 /// Report of the command, as text and as an object.
@@ -132,13 +131,11 @@ fn remove(names: &[String], root: &Path, report: &mut WarmReport) -> Result<(), 
     let prompts = WarmPrompt::read_all(root).0;
     let found = names.iter().map(|name| prompts.iter().find(|prompt| prompt.name == *name).ok_or(name));
     let found = found.collect::<Result<Vec<_>, _>>().map_err(|name| {
-        let error = anyhow::anyhow!("no prompt named {name:?} is computed ahead");
-        CommandError::new(Kind::NotFound, error).hint("`llmctl warm` lists them")
+        let message = format!("no prompt named {name:?} is computed ahead");
+        Kind::NotFound.error(message).hint("`llmctl warm` lists them")
     })?;
     for prompt in found {
-        prompt
-            .remove(root)
-            .map_err(|error| CommandError::new(Kind::Io, error).context(prompt.name.clone()))?;
+        prompt.remove(root).map_err(CommandError::io(prompt.name.clone()))?;
         report.text.push_str(&format!("{} is forgotten: limits may evict its KV\n", prompt.name));
     }
     report.object = json!({"removed": names});
@@ -258,8 +255,7 @@ fn pack(
     }
     let hashes = |reference: &str, model: &_| archive::hashes_of(reference, model, places);
     let package = store.pack_prompts(prompts, hashes)?;
-    let num_bytes = archive::write(&package, out)
-        .map_err(|error| CommandError::new(Kind::Io, error).context(out.display().to_string()))?;
+    let num_bytes = archive::write(&package, out).map_err(CommandError::io(out.display()))?;
     report.text.push_str(&format!(
         "{} in {}: {}, {} of KV\n",
         counted(prompts.len(), "prompt"),

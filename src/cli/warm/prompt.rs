@@ -20,10 +20,9 @@ use llmctl_engine::{EngineClient, EngineSessionName, Event, Limits, Outcome, Ove
 use llmctl_models::adapters::AdapterUse;
 use llmctl_models::kv::disk::{WarmPrompt, names, pinned_bytes};
 use llmctl_models::kv::{PAGE_TOKENS, TokenBuf};
-use llmctl_serve::App;
 use llmctl_serve::api::ahead::prompts_of;
-use llmctl_serve::wire;
-use llmctl_template::{Content, Conversation, DateTime, Message, Role};
+use llmctl_serve::{App, wire};
+use llmctl_template::{Content, Conversation, DateTime, Message, Role, text_part};
 
 /// Two questions that begin with different tokens.
 const QUESTIONS: [&str; 2] = ["a", "Z"];
@@ -219,16 +218,17 @@ impl<'a> Ahead<'a> {
         let fingerprint = &self.app.model().fingerprint;
         let model = fingerprint.reference.clone().unwrap_or_else(|| fingerprint.name.clone());
         let prompt = WarmPrompt::new(name, model, now_ms(), pages).map_err(CommandError::usage)?;
-        let unwritten = |error| CommandError::new(Kind::Io, error).context(self.root.display().to_string());
+        let unwritten = CommandError::io(self.root.display());
         let sizes = WarmPrompt::bytes_on_disk(std::slice::from_ref(&prompt), self.root);
-        let [Some(num_bytes)] = sizes.map_err(unwritten)?[..] else {
-            let error = anyhow::anyhow!("the KV of {:?} could not be written", prompt.name);
-            return Err(CommandError::new(Kind::Io, error).hint("the warnings above say why"));
+        let [Some(num_bytes)] = sizes.map_err(&unwritten)?[..] else {
+            let message = format!("the KV of {:?} could not be written", prompt.name);
+            return Err(Kind::Io.error(message).hint("the warnings above say why"));
         };
-        prompt.keep(self.root).map_err(unwritten)?;
-        let (pinned, most) = (pinned_bytes(self.root).map_err(unwritten)?, self.kv_limit - self.kv_limit / 8);
+        prompt.keep(self.root).map_err(&unwritten)?;
+        let (pinned, most) =
+            (pinned_bytes(self.root).map_err(&unwritten)?, self.kv_limit - self.kv_limit / 8);
         if pinned > most {
-            prompt.remove(self.root).map_err(unwritten)?;
+            prompt.remove(self.root).map_err(&unwritten)?;
             let message = format!(
                 "{:?} would bring the KV of prompts to {}, more than {}",
                 prompt.name,
@@ -332,7 +332,7 @@ fn followed_by(input: &TurnInput, question: &str) -> Result<TurnInput, CommandEr
         TurnInput::Chat(conversation) => match conversation.messages.last_mut() {
             Some(Message { role: Role::User, content: Some(content), .. }) => match content {
                 Content::Text(text) => text.push_str(question),
-                Content::Parts(parts) => parts.push(json!({"type": "text", "text": question})),
+                Content::Parts(parts) => parts.push(text_part(question)),
             },
             _ => conversation.messages.push(Message::user(question)),
         },

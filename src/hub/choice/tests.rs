@@ -151,7 +151,7 @@ fn a_file_by_name_may_be_a_companion() {
 fn all_parts_are_files_of_the_choice() {
     let choice = chosen(PUBLISHED, "BF16", None).expect("found");
     assert_eq!(choice.files, ["BF16/m-BF16-00001-of-00002.gguf", "BF16/m-BF16-00002-of-00002.gguf"]);
-    assert_eq!((choice.bytes, choice.missing, choice.kind), (16 * GIB, None, ModelKind::Gguf));
+    assert_eq!((choice.bytes, choice.missing, choice.first.is_some()), (16 * GIB, None, true));
     let cut = chosen(&PUBLISHED[1..], "BF16", None).expect("found");
     assert_eq!(cut.missing.as_deref(), Some("BF16/m-BF16-00001-of-00002.gguf"));
     let whole = first(&[("a-Q4_K_M-00001-of-00002.gguf", 1), ("a-Q8_0.gguf", 2)], "", None);
@@ -172,7 +172,7 @@ fn a_checkpoint_beside_gguf_files() {
     // Not more precise than the checkpoint, only larger (google/gemma-2b.gguf is in f32).
     for floats in [&[("gemma-2b.gguf", 10)][..], &[("m-F16.gguf", 5)]] {
         let choice = chosen(&with(floats), "", None).expect("found");
-        assert_eq!((choice.kind, choice.bytes), (ModelKind::Safetensors, 5 * GIB));
+        assert_eq!((choice.first, choice.bytes), (None, 5 * GIB));
         assert_eq!(choice.files, ["config.json", "tokenizer.json", "model.safetensors"]);
         assert!(choice.notice.expect("a notice").to_string().ends_with("; using safetensors"));
     }

@@ -55,7 +55,7 @@ pub struct FileHash {
 
 impl FileHash {
     /// Returns the hash of 64 digits (sha256 of a large file) or 40 (git's sha1 of a small one).
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let is_hex = text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
         (is_hex && matches!(text.len(), 40 | 64)).then(|| Self { hex: text.to_owned() })
     }

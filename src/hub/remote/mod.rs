@@ -22,6 +22,7 @@ pub use client::HubClient;
 pub use error::HubError;
 pub use listing::{FileHash, RemoteFile};
 pub use observer::{PullEvent, PullObserver};
+pub(crate) use partial::RunningHash;
 pub use pull::PullPlan;
 pub use selection::PullExtent;
 pub use settings::{HubProxies, HubSettings, HubToken, RetrySettings};

@@ -11,7 +11,7 @@ use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
 use super::error::HubError;
-use super::listing::RemoteFile;
+use super::listing::{FileHash, RemoteFile};
 use super::observer::PullObserver;
 use llmctl_base::private_files::sync_folder_of;
 
@@ -19,28 +19,29 @@ use llmctl_base::private_files::sync_folder_of;
 const READ_BYTES: usize = 1 << 20;
 
 /// The hash that the hub announces for a file.
-enum RunningHash {
+pub(crate) enum RunningHash {
     Sha256(Sha256),
     /// Git's name of a blob: the sha1 of `blob <size>`, a zero byte and the content.
     Git(Sha1),
 }
 
 impl RunningHash {
-    fn new(file: &RemoteFile) -> Self {
-        match file.hash.is_sha256() {
+    /// Begins a hash of the same kind as `like`, of a file of `size` bytes.
+    pub fn new(like: &FileHash, size: u64) -> Self {
+        match like.is_sha256() {
             true => RunningHash::Sha256(Sha256::new()),
-            false => RunningHash::Git(Sha1::new_with_prefix(format!("blob {}\0", file.size))),
+            false => RunningHash::Git(Sha1::new_with_prefix(format!("blob {size}\0"))),
         }
     }
 
-    fn update(&mut self, bytes: &[u8]) {
+    pub fn update(&mut self, bytes: &[u8]) {
         match self {
             RunningHash::Sha256(hash) => hash.update(bytes),
             RunningHash::Git(hash) => hash.update(bytes),
         }
     }
 
-    fn hex(self) -> String {
+    pub fn hex(self) -> String {
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         match self {
             RunningHash::Sha256(hash) => hex(&hash.finalize()),
@@ -51,7 +52,7 @@ impl RunningHash {
 
 /// Returns the hash that the hub would announce for `bytes` as the content of `file`.
 pub(super) fn hash_of(file: &RemoteFile, bytes: &[u8]) -> String {
-    let mut hash = RunningHash::new(file);
+    let mut hash = RunningHash::new(&file.hash, file.size);
     hash.update(bytes);
     hash.hex()
 }
@@ -77,7 +78,8 @@ impl<'a> PartialFile<'a> {
     ) -> Result<Self, HubError> {
         let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
         let file = opened.map_err(|error| HubError::files(&path, &error))?;
-        let mut partial = Self { target, path, file, hash: RunningHash::new(target), len: 0 };
+        let mut partial =
+            Self { target, path, file, hash: RunningHash::new(&target.hash, target.size), len: 0 };
         let existing = partial.file.metadata().map_err(|error| HubError::files(&partial.path, &error))?.len();
         if existing > target.size {
             partial.restart()?;
@@ -115,7 +117,7 @@ impl<'a> PartialFile<'a> {
     pub fn restart(&mut self) -> Result<(), HubError> {
         let emptied = self.file.set_len(0).and_then(|()| self.file.seek(SeekFrom::Start(0)));
         emptied.map_err(|error| HubError::files(&self.path, &error))?;
-        (self.hash, self.len) = (RunningHash::new(self.target), 0);
+        (self.hash, self.len) = (RunningHash::new(&self.target.hash, self.target.size), 0);
         Ok(())
     }
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use super::super::choice::{FileChoice, FileChoiceError, FileRequest, ModelKind, choose, gguf_reference};
+use super::super::choice::{FileChoice, FileChoiceError, FileRequest, choose, gguf_reference};
 use super::super::quant_tag::group_shards;
 use super::super::reference::HubRef;
 use super::super::repo_files::{ListedFile, text_files};
@@ -78,9 +78,9 @@ pub(super) fn select(
             group.map_or_else(|| id.clone(), |group| gguf_reference(&id, group, &groups))
         }
     };
-    match choice.kind {
-        ModelKind::Gguf => gguf(listing, choice, reference),
-        ModelKind::Safetensors => checkpoint(listing, &files, choice, reference),
+    match choice.first {
+        Some(_) => gguf(listing, choice, reference),
+        None => checkpoint(listing, &files, choice, reference),
     }
 }
 

@@ -10,10 +10,9 @@ mod check;
 mod holders;
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+use std::{fs, io};
 
 pub use self::check::{BlobCheck, BlobState, check_blob};
 pub use self::holders::{DownloadLocks, MappedFiles};

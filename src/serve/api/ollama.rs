@@ -32,7 +32,7 @@ use crate::wire::switches::{self, Wish, fulfil};
 use crate::wire::{Fields, lora, options, params, shape};
 use llmctl_engine::turn::{AnswerStart, AnsweredCall, Delta, InfillPrompt, TextPrompt, TurnRequest};
 use llmctl_engine::{EngineClient, Limits, Token};
-use llmctl_template::{Content, Conversation, Message, Role};
+use llmctl_template::{Conversation, Message, Role};
 
 /// A request for an answer, or for the model to be there.
 pub enum OllamaBody {
@@ -218,8 +218,7 @@ fn prompt(app: &App, fields: &mut Fields<'_>) -> Option<Prompt> {
         messages.insert(0, Message::new(Role::System, system));
     }
     let pieces = images.into_iter().chain([ImagePiece::Text(text)]);
-    let content: Content = images::content(pieces);
-    messages.push(Message { content: Some(content), ..Message::new(Role::User, "") });
+    messages.push(Message::user(images::content(pieces)));
     Some(Prompt::Chat(Conversation { messages, ..Conversation::default() }))
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::{Content, Conversation, Message, Role, ToolCall};
+use crate::{Conversation, Message, Role, ToolCall, text_part};
 
 pub const SYSTEM: &str = "Speak like a lighthouse keeper";
 pub const QUESTIONS: [&str; 3] = ["What is a tide", "Where is a reef", "When does a gale end"];
@@ -88,6 +88,5 @@ pub fn weather_result() -> Message {
 
 /// A message whose text is in two parts.
 pub fn in_parts(texts: [&str; 2]) -> Message {
-    let parts = texts.map(|text| json!({"type": "text", "text": text}));
-    Message { content: Some(Content::Parts(parts.to_vec())), ..Message::user("") }
+    Message::user(texts.map(text_part).to_vec())
 }

@@ -2,12 +2,11 @@
 
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-use super::members;
 use super::methods::{self, is_space};
 use super::object::{Generator, equal};
 use super::{
-    Args, Py, Result, budget, compare, flag, int_of, int_value, items_of, json, list, markup, num, py,
-    str_arg, string, text, type_error, type_name, undefined_error,
+    Args, Py, Result, budget, compare, flag, int_of, int_value, items_of, json, list, markup, members, num,
+    py, str_arg, string, text, type_error, type_name, undefined_error,
 };
 
 /// A filter: the value left of the `|`, and the arguments.

@@ -25,9 +25,8 @@ use minijinja::value::{Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior, Value};
 
 pub(super) use json::push_escaped;
-use object::Seq;
 pub(super) use object::{Dict, adopt, from_json};
-use object::{Generator, Method, Namespace, SeqKind};
+use object::{Generator, Method, Namespace, Seq, SeqKind};
 
 /// Deepest nesting of containers. JSON parsers stop at 128; Python's own limit is near 1000.
 const MAX_DEPTH: u32 = 200;

@@ -7,10 +7,9 @@
 use serde_json::{Value, json};
 
 use super::coerce::{ArgumentSchema, Types};
-use super::json_text;
 use super::shape::{Shape, shapes};
 use super::writer::{MAX_MEMBERS, MemberForms, NOTHING, Writer, escaped, quoted};
-use super::{TAGGED_TEXT, ToolDefinition};
+use super::{TAGGED_TEXT, ToolDefinition, json_text};
 
 /// Schemas nest deeper than this only by pointing at themselves: below, any value will do.
 pub const MAX_DEPTH: usize = 6;

@@ -6,9 +6,8 @@
 
 use serde_json::Value;
 
-use super::TEXT_GRAMMAR;
 use super::json_text::{is_json_number, quoted, whole_value};
-use super::python_literal;
+use super::{TEXT_GRAMMAR, python_literal};
 
 /// A schema with the document that its references point into.
 #[derive(Debug, Clone, Copy)]

@@ -4,11 +4,10 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::ToolDefinition;
 use super::arguments::{MAX_DEPTH, OTHER_NAME};
 use super::coerce::{ArgumentSchema, Types};
-use super::json_text;
 use super::writer::{ValueStyle, Writer, quoted};
+use super::{ToolDefinition, json_text};
 
 impl Writer<'_> {
     pub fn literal_call(

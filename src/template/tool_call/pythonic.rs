@@ -4,8 +4,10 @@
 //! begins like a list of calls is one.
 
 use super::json_object::JsonCalls;
-use super::python_literal;
-use super::{CallError, CallParser, HeldText, ObjectWriter, ParserResult, ParserStep, PieceSink, done, met};
+use super::{
+    CallError, CallParser, HeldText, ObjectWriter, ParserResult, ParserStep, PieceSink, done, met,
+    python_literal,
+};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum PythonicState {

@@ -252,7 +252,7 @@ fn verdict(document: &Document) -> Result<Exit, CommandError> {
     };
     match has_answers {
         true => Ok(Exit::Success),
-        false => Err(CommandError::new(Kind::Failure, anyhow::anyhow!("no request was answered ({first})"))),
+        false => Err(Kind::Failure.error(format!("no request was answered ({first})"))),
     }
 }
 

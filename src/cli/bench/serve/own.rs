@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::cli::error::{CommandError, Kind};
+use crate::cli::error::CommandError;
 use crate::cli::flags::args::{EngineArgs, EngineOptions, ModelArgs, Sharing};
 use crate::cli::model::load;
 use crate::cli::terminal::Terminal;
@@ -58,11 +58,10 @@ pub fn start(
     parallel: usize,
     terminal: &Terminal,
 ) -> Result<OwnServer, CommandError> {
-    let io = |doing: &'static str| move |error| CommandError::new(Kind::Io, error).context(doing);
-    let listener = Listener::tcp(("127.0.0.1", 0)).map_err(io("listening on 127.0.0.1"))?;
+    let listener = Listener::tcp(("127.0.0.1", 0)).map_err(CommandError::io("listening on 127.0.0.1"))?;
     let lifecycle = Lifecycle::new(Policy::default(), Observer::default(), None);
-    let server =
-        Server::start(listener, lifecycle, ConnectionLimits::default()).map_err(io("starting the server"))?;
+    let server = Server::start(listener, lifecycle, ConnectionLimits::default())
+        .map_err(CommandError::io("starting the server"))?;
     let most =
         llmctl_models::load::model_facts(&load::resolve(model, terminal)?.source)?.decoder?.context_length;
     let model = ModelArgs { ctx: Some(context.min(most)), ..model.clone() };

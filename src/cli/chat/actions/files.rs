@@ -12,8 +12,7 @@ use super::{Done, count, told};
 use crate::cli::chat::command::EXPORT_FORMATS;
 use crate::cli::chat::counted;
 use crate::cli::chat::session::Chat;
-use crate::cli::chat::state::Attachment;
-use crate::cli::chat::state::Effect;
+use crate::cli::chat::state::{Attachment, Effect};
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::images::GivenImage;
 use crate::cli::model::load::Loaded;
@@ -103,16 +102,15 @@ pub fn export(chat: &mut Chat<'_>, argument: &str) -> Done {
     // The conversation is private, as the session's file is.
     let written = private_file(OpenOptions::new().write(true).create(true).truncate(true), &path)
         .and_then(|mut file| file.write_all(text.as_bytes()));
-    written.map_err(|error| CommandError::new(Kind::Io, error).context(path.display().to_string()))?;
+    written.map_err(CommandError::io(path.display()))?;
     told(chat, format!("wrote {} to {}", counted(saved_turns, "turn"), path.display()))
 }
 
 fn may_replace(chat: &mut Chat<'_>, path: &Path) -> Result<bool, CommandError> {
     match chat.ui.input.ask(&format!("{} exists; replace it? y(es), n(o): ", path.display()))?.as_deref() {
-        None => {
-            let error = anyhow::anyhow!("{} exists already", path.display());
-            Err(CommandError::new(Kind::Io, error).hint("use another name, or remove it first"))
-        }
+        None => Err(Kind::Io
+            .error(format!("{} exists already", path.display()))
+            .hint("use another name, or remove it first")),
         answer => Ok(matches!(answer, Some("y" | "yes"))),
     }
 }

@@ -3,9 +3,7 @@
 use super::{Done, told};
 use crate::cli::chat::model::Answerer;
 use crate::cli::chat::session::Chat;
-use crate::cli::chat::state::SavePlace;
-use crate::cli::chat::state::opening;
-use crate::cli::chat::state::{AnswerRequest, LastTurn};
+use crate::cli::chat::state::{AnswerRequest, LastTurn, SavePlace, opening};
 use crate::cli::chat::{counted, grouped};
 use crate::cli::error::{CommandError, nearest};
 use crate::cli::run::report;

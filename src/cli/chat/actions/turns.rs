@@ -6,10 +6,7 @@
 use super::{Done, count};
 use crate::cli::chat::counted;
 use crate::cli::chat::session::Chat;
-use crate::cli::chat::state::Effect;
-use crate::cli::chat::state::TakenTurns;
-use crate::cli::chat::state::opening;
-use crate::cli::chat::state::question;
+use crate::cli::chat::state::{Effect, TakenTurns, opening, question};
 use crate::cli::error::CommandError;
 use crate::cli::run::next_turn::text;
 use llmctl_engine::Finish;
@@ -170,7 +167,7 @@ pub fn edit(chat: &mut Chat<'_>, argument: &str) -> Done {
         let error = CommandError::usage("/edit: the message can be edited on a terminal only");
         return Err(error.hint("/edit N TEXT gives the new text"));
     }
-    let message = question(&saved.turn.messages).map(text).unwrap_or_default().into_owned();
+    let message = question(&saved.turn.messages).map(text).unwrap_or_default();
     chat.state.editing = Some(number - 1);
     chat.ui.terminal.note(format!("(Enter replaces {replaced}; Ctrl-C changes nothing)"));
     Ok(Effect::Edit(message))

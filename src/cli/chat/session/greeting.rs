@@ -4,8 +4,7 @@ use std::time::Instant;
 
 use super::{Chat, TRIFLE, planned_name};
 use crate::cli::chat::model::Answerer;
-use crate::cli::chat::state::LastTurn;
-use crate::cli::chat::state::SavePlace;
+use crate::cli::chat::state::{LastTurn, SavePlace};
 use crate::cli::chat::{counted, grouped, spoken};
 use crate::cli::error::CommandError;
 use crate::cli::mcp::ToolServers;

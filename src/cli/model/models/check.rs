@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::anyhow;
 use serde_json::{Value, json};
 
 use crate::cli::CommandContext;
@@ -49,10 +48,9 @@ pub fn verify(
         return Ok(Exit::Success);
     }
     let first = report.damaged.first().map_or("ORG/REPO", |(repo, _)| &repo.id);
-    let error = anyhow!("{} of the cache cannot be used", counted(num_bad, "file"));
     let hint =
         format!("`llmctl models rm {first}` erases a repository; it is downloaded again when it is used");
-    Err(CommandError::new(Kind::BadData, error).hint(hint))
+    Err(Kind::BadData.error(format!("{} of the cache cannot be used", counted(num_bad, "file"))).hint(hint))
 }
 
 fn named_repos(references: &[String], config: &Config, places: &Places) -> Result<Vec<Repo>, CommandError> {

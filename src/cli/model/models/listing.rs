@@ -10,9 +10,8 @@ use crate::cli::error::{CommandError, Exit};
 use crate::cli::places::Places;
 use crate::cli::terminal::report::{ReportFormat, bytes, columns, print, print_json};
 use llmctl_hub::builtin::GUIDE;
-use llmctl_hub::ollama;
 use llmctl_hub::ollama::OllamaModel;
-use llmctl_hub::{Aliases, CachedModel, ModelKind, ModelSource};
+use llmctl_hub::{Aliases, CachedModel, ModelKind, ModelSource, ollama};
 use llmctl_models::load::model_facts;
 
 /// Lists all models.

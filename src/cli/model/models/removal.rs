@@ -7,17 +7,15 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use anyhow::anyhow;
 use serde_json::{Value, json};
 
 use super::last_use;
-use crate::cli::CommandContext;
 use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::places::Places;
-use crate::cli::sessions;
 use crate::cli::terminal::output::visible;
 use crate::cli::terminal::question;
 use crate::cli::terminal::report::{ReportFormat, bytes, columns, counted, print_either};
+use crate::cli::{CommandContext, sessions};
 use llmctl_engine::session::store::SessionStore;
 use llmctl_hub::builtin::GUIDE;
 use llmctl_hub::upkeep::{
@@ -67,9 +65,9 @@ impl CacheTarget {
         let commit = match is_part.then(|| repo.snapshot(of_hub.revision.as_deref())).transpose() {
             Ok(snapshot) => snapshot.map(|snapshot| snapshot.commit),
             Err(revisions) => {
-                let error = anyhow!("{reference}: there is no such revision of {}", repo.id);
+                let message = format!("{reference}: there is no such revision of {}", repo.id);
                 let hint = format!("there are {}", revisions.join(", "));
-                return Err(CommandError::new(Kind::NotFound, error).hint(hint));
+                return Err(Kind::NotFound.error(message).hint(hint));
             }
         };
         Ok(Self { reference: reference.to_owned(), repo, commit, selector: of_hub.selector })
@@ -83,8 +81,8 @@ impl CacheTarget {
             (Some(commit), Some(selector)) => RemovalScope::Model(commit, selector),
         };
         let plan = scan.removal(scope).map_err(|message| {
-            let error = anyhow!("{}: {message}", self.reference);
-            CommandError::new(Kind::NotFound, error).hint("`llmctl models` lists what you have")
+            let message = format!("{}: {message}", self.reference);
+            Kind::NotFound.error(message).hint("`llmctl models` lists what you have")
         })?;
         Ok((scan, plan))
     }
@@ -133,8 +131,8 @@ pub fn erase_unneeded(reference: &str, places: &Places, aliases: &Aliases) -> Re
     let (scan, plan) = target.plan(&places.hub.clone().unwrap_or_default())?;
     let sessions = sessions_with([&plan].into_iter(), &session_models(places, aliases));
     if !sessions.is_empty() {
-        let error = anyhow!("{reference} is kept for {}", counted(sessions.len(), "session"));
-        return Err(CommandError::new(Kind::Usage, error));
+        let message = format!("{reference} is kept for {}", counted(sessions.len(), "session"));
+        return Err(Kind::Usage.error(message));
     }
     erase(reference, &scan, &plan, &MappedFiles::read(Path::new("/")), places).map(drop)
 }
@@ -183,19 +181,20 @@ fn check_unused(
     mapped: &MappedFiles,
 ) -> Result<DownloadLocks, CommandError> {
     if let Some(path) = plan.behind_link() {
-        let error = anyhow!("{what}: {} lies behind a link, outside of the cache", path.display());
-        return Err(CommandError::new(Kind::Io, error).hint("erase the link, or what it leads to, by hand"));
+        let message = format!("{what}: {} lies behind a link, outside of the cache", path.display());
+        return Err(Kind::Io.error(message).hint("erase the link, or what it leads to, by hand"));
     }
     let locks = DownloadLocks::take(scan.locks(), plan.hashes()).map_err(|hash| {
-        let error = anyhow!("{what}: a download of it is running (file {})", hash.get(..12).unwrap_or(&hash));
-        CommandError::new(Kind::Temporary, error).hint("try again when it has ended, or stop it")
+        let message =
+            format!("{what}: a download of it is running (file {})", hash.get(..12).unwrap_or(&hash));
+        Kind::Temporary.error(message).hint("try again when it has ended, or stop it")
     })?;
     let users = mapped.users(&plan.contents());
     if users.is_empty() {
         return Ok(locks);
     }
-    let error = anyhow!("{what} is in use by {}", users.join(", "));
-    Err(CommandError::new(Kind::Temporary, error).hint("end that process first"))
+    let message = format!("{what} is in use by {}", users.join(", "));
+    Err(Kind::Temporary.error(message).hint("end that process first"))
 }
 
 fn erase(

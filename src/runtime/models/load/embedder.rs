@@ -10,13 +10,12 @@ use super::text_task::{
 use super::{Device, LoadOptions, backend, quantize, target, weight_bytes};
 use crate::backend::cpu::Cpu;
 use crate::memory::Demand;
-use crate::model::arch;
 use crate::model::arch::Description;
 use crate::model::decoder::{Decoder, DecoderParts, Matrix, TextDecoder};
 use crate::model::encoder::{Encoder, EncoderConfig, EncoderParts, parse_encoder};
 use crate::model::recognise::is_bidirectional;
 use crate::model::text_head::{EmbeddingHead, Pooling, fit_together};
-use crate::model::{TEXT_STEP_TOKENS, TextModel};
+use crate::model::{TEXT_STEP_TOKENS, TextModel, arch};
 use crate::tensor::HostTensor;
 use crate::text::Tokenizer;
 use llmctl_base::error::{LoadError, LoadResult};

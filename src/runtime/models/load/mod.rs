@@ -85,6 +85,7 @@ use super::text::Tokenizer;
 use super::vision::Tower;
 use llmctl_base::GivenSampling;
 use llmctl_base::error::{Error, LoadError, LoadResult};
+use llmctl_base::machine::default_threads;
 use llmctl_base::notice::Notice;
 use llmctl_hub::Resolved;
 use llmctl_kernel::attention::{RUN_TOKENS, partial_len};
@@ -197,8 +198,15 @@ impl Device {
     }
 }
 
+/// The CPU, with as many threads as this machine has fast cores.
+impl Default for Device {
+    fn default() -> Self {
+        Device::Cpu(CpuOptions::new(default_threads()))
+    }
+}
+
 /// Options for loading a model.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct LoadOptions {
     pub device: Device,
     /// Converts float matrices to this type.
@@ -813,17 +821,10 @@ mod tests {
     #[test]
     fn gates_are_multiplied_in_f32_whatever_is_asked_and_stored() {
         let options = |dtype, quantize| LoadOptions {
-            images: ImageUse::default(),
             device: Device::Cpu(CpuOptions::new(1)),
             dtype,
             quantize,
-            context: None,
-            kv_type: KvType::default(),
-            kv_memory: None,
-            available_memory: None,
-            packed: None,
-            prediction: PredictionUse::Never,
-            adapters: Vec::new(),
+            ..LoadOptions::default()
         };
         for stored in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::Q8_0] {
             for dtype in [None, Some(Dtype::F32), Some(Dtype::F16), Some(Dtype::Bf16)] {

@@ -2,9 +2,8 @@
 //!
 //! Invariant: a text's result has the same bits whichever texts are computed with it.
 
-use llmctl_kernel::matmul;
 use llmctl_kernel::matmul::MatmulShape;
-use llmctl_kernel::{isa, math};
+use llmctl_kernel::{isa, math, matmul};
 
 /// Choice of the hidden states that a vector is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,9 +6,7 @@ use std::path::Path;
 use llmctl_hub::{ModelSource, Resolved};
 use llmctl_models::images::{ImageKey, ImageRows, ImageSpan, angles_of};
 use llmctl_models::kv::{PagePool, PageTable};
-use llmctl_models::load::{
-    self, CpuOptions, Device, Dtype, ImageUse, Isa, KvType, LoadOptions, PredictionUse,
-};
+use llmctl_models::load::{self, CpuOptions, Device, Dtype, Isa, KvType, LoadOptions};
 use llmctl_models::model::{Batch, BatchImage, Model, Row};
 use serde_json::Value;
 
@@ -95,15 +93,8 @@ fn loaded(resolved: Resolved, threads: usize, isa: Isa) -> Box<dyn Model> {
     let options = LoadOptions {
         device: Device::Cpu(CpuOptions { isa, ..CpuOptions::new(threads) }),
         dtype: Some(Dtype::F32),
-        quantize: None,
-        context: None,
         kv_type: KvType::F32,
-        kv_memory: None,
-        available_memory: None,
-        packed: None,
-        prediction: PredictionUse::Never,
-        images: ImageUse::default(),
-        adapters: Vec::new(),
+        ..LoadOptions::default()
     };
     load::load(&resolved, &options, &mut |_, _| ()).unwrap().model
 }

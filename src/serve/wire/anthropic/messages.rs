@@ -252,8 +252,7 @@ fn tool_result(block: &mut Fields<'_>) -> Option<Message> {
     if block.flag("is_error") == Some(true) {
         mark_failure(&mut pieces);
     }
-    let content = Some(images::content(pieces));
-    Some(Message { tool_call_id: Some(id?), content, ..Message::new(Role::Tool, "") })
+    Some(Message { tool_call_id: Some(id?), ..Message::new(Role::Tool, images::content(pieces)) })
 }
 
 /// Begins a failure's text with the word, unless it says so already.
@@ -302,7 +301,7 @@ fn said(fields: &mut Fields<'_>, blocks: Vec<Block>, role: Role) -> Message {
         }
     };
     let content = images::content(blocks.into_iter().filter_map(read));
-    Message { content: Some(content), ..Message::new(role, "") }
+    Message::new(role, content)
 }
 
 /// Results come first: they answer the calls right before them.

@@ -8,8 +8,7 @@ use candle_nn::ops::{sigmoid, silu};
 
 use super::heads::{Drafted, DraftedInputs, HeadRows};
 use super::kv::CandleKv;
-use super::ops;
-use super::{Activation, ConvSpec, DeltaShape, DeltaSpec, PageId, RowSpan, SsmShape, SsmSpec};
+use super::{Activation, ConvSpec, DeltaShape, DeltaSpec, PageId, RowSpan, SsmShape, SsmSpec, ops};
 
 /// Sequences of a step that are computed together: equally many rows, of which equally many are drafted.
 struct StateGroup<'a> {

@@ -15,11 +15,10 @@ use std::ops::Range;
 use super::kv::CpuKv;
 use super::{Cpu, CpuBuffer};
 use crate::backend::{AttentionSpec, KvShape, RowSpan, SelectedKeys};
-use llmctl_kernel::Isa;
-use llmctl_kernel::attention;
 use llmctl_kernel::attention::{
     HeadPage, KvPart, PAGE_TOKENS, Queries, RUN_PAGES, RUN_TOKENS, Scratch, partial_len,
 };
+use llmctl_kernel::{Isa, attention};
 
 /// Queries of a task, few enough that they and their scores stay in the second-level cache.
 const BLOCK_QUERIES: usize = 64;

@@ -38,13 +38,11 @@ use super::{
 use crate::panels::{LoadedPanels, PanelStore};
 use crate::tensor::{HostTensor, SharedBytes};
 use llmctl_base::error::{Error, LoadError, Result};
-use llmctl_kernel::gemm;
 use llmctl_kernel::gemm::{Activations, GatedSums, MatrixSource, Packed, fixed, plain};
-use llmctl_kernel::matmul;
 use llmctl_kernel::matmul::MatmulShape;
 use llmctl_kernel::memory::{Arena, MemoryNodes};
 use llmctl_kernel::pool::Pool;
-use llmctl_kernel::{Dtype, Isa, dot, isa, math, norm, quant};
+use llmctl_kernel::{Dtype, Isa, dot, gemm, isa, math, matmul, norm, quant};
 
 /// Weight rows that a task widens and multiplies: few enough for the second-level cache.
 const ROWS_PER_TASK: usize = 16;

@@ -6,9 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use super::ExportTensor;
-use super::TensorOrigin;
 use super::folder_keys::ExportFamily;
+use super::{ExportTensor, TensorOrigin};
 use crate::model::arch::Description;
 use crate::model::weights::{TensorFacts, WeightFile};
 use crate::model::{MixerConfig, Names, Naming, RopeScaling};

@@ -11,8 +11,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::super::files::ModelFiles;
-use super::super::hf;
-use super::super::{tokenizer, tokenizer_files};
+use super::super::{hf, tokenizer, tokenizer_files};
 use super::head::GgufHead;
 use crate::text::{Encode, TokenKind, Tokenizer, VocabSpec, pre_tokenizer_candidates};
 use llmctl_base::error::{LoadError, LoadResult};

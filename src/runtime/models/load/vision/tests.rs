@@ -9,7 +9,7 @@ use serde_json::json;
 use super::*;
 use crate::backend::cpu::CpuOptions;
 use crate::images::ImageRows;
-use crate::load::{KvType, PredictionUse};
+use crate::load::KvType;
 use crate::vision::fixtures::{self, Golden, largest_difference, prompts};
 use llmctl_hub::ModelSource;
 use llmctl_kernel::Dtype;
@@ -40,15 +40,8 @@ fn options() -> LoadOptions {
     LoadOptions {
         device: Device::Cpu(CpuOptions::new(2)),
         dtype: Some(Dtype::F32),
-        quantize: None,
-        context: None,
         kv_type: KvType::F32,
-        kv_memory: None,
-        available_memory: None,
-        packed: None,
-        prediction: PredictionUse::Never,
-        images: ImageUse::default(),
-        adapters: Vec::new(),
+        ..LoadOptions::default()
     }
 }
 

@@ -3,8 +3,7 @@
 //! llama.cpp's converter for GGUF's keys.
 
 use super::dense::MAX_WIDTH;
-use super::gemma4;
-use super::{ConfigReader, Description, Family};
+use super::{ConfigReader, Description, Family, gemma4};
 use crate::model::config::{AttentionConfig, DecoderConfig, KvSource};
 use llmctl_base::error::LoadResult;
 

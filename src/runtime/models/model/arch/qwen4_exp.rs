@@ -7,9 +7,8 @@ use std::ops::Range;
 use serde_json::{Map, Value};
 
 use super::dense::{MAX_VOCAB, MAX_WIDTH};
-use super::qwen3_5;
 use super::sparse_latent::MAX_TOP_K;
-use super::{ConfigReader, Description, Family};
+use super::{ConfigReader, Description, Family, qwen3_5};
 use crate::model::config::{
     Activation, ExpertWeights, HyperConfig, IndexerConfig, KeyBlocks, MixerConfig, NgramConfig, RopeConfig,
 };
