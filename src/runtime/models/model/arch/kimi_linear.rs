@@ -133,7 +133,8 @@ fn parse_lightning(family: &Family, reader: &ConfigReader) -> LoadResult<Descrip
     let heads = reader.size("num_attention_heads", MAX_SIZE)?;
     let head_dim = reader.size_or("head_dim", (hidden / heads).max(1), MAX_SIZE)?;
     let factor = partial_factor(reader, KIND).or(reader.value("partial_rotary_factor"));
-    let rotated = (head_dim as f64 * factor.and_then(|factor| factor.as_f64()).unwrap_or(1.0)) as usize;
+    let by_factor = (head_dim as f64 * factor.and_then(|factor| factor.as_f64()).unwrap_or(1.0)) as usize;
+    let rotated = reader.count("rotary_dim")?.unwrap_or(by_factor);
     if rotated == 0 || rotated > head_dim || !rotated.is_multiple_of(2) {
         let message = format!("{rotated} of {head_dim} values cannot be rotated");
         return Err(reader.error("partial_rotary_factor", message));
