@@ -565,7 +565,7 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
                         store: 1,
                         shape,
                         fading: &fading,
-                        step_bias: &step_bias,
+                        step_bias: Some(&step_bias),
                         step_limits,
                         skip: &skip,
                     };

@@ -15,8 +15,8 @@ const NEW_TOKENS: usize = 16;
 const NEAR_TIE: f32 = 1e-3;
 
 /// One of each kind of mixer: plain attention, windows, delta nets, Kimi delta attention beside latent attention, Mamba-2, short
-/// convolutions, latent attention with and without an indexer, blocks that have one key, narrow values.
-const MIXERS: [&str; 10] = [
+/// convolutions, latent attention with and without an indexer, blocks that have one key, narrow values, lightning attention.
+const MIXERS: [&str; 11] = [
     "llama",
     "gemma3",
     "qwen3.5",
@@ -27,6 +27,7 @@ const MIXERS: [&str; 10] = [
     "mistral4",
     "deepseek3.2",
     "mimo-v2",
+    "bailing-moe2.5",
 ];
 
 fn model(family: &str) -> LoadedModel {

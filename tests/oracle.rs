@@ -51,9 +51,9 @@ const DEVIATIONS: &[Deviation] = &[
 
 /// Families that candle-transformers does not have, or in a form that reads other files: their only reference is the stored
 /// logits.
-const WITHOUT: &str = "afmoe bailing-moe2 bailing-moe3 cohere2 cohere2-moe deepseek3.2 exaone-moe gemma4 gemma4-e gemma4-moe \
-    gemma4-unified glm-dsa gpt-oss hy3 kimi-linear laguna lfm2 mimo-v2 minimax-m3 mistral4 muse-glimmer nemotron-h-moe phi4-mini \
-    qwen3-moe qwen3-vl qwen3-vl-moe qwen3.5 qwen3.5-moe qwen4-exp step3.5";
+const WITHOUT: &str = "afmoe bailing-moe2 bailing-moe2.5 bailing-moe3 cohere2 cohere2-moe deepseek3.2 exaone-moe gemma4 gemma4-e \
+    gemma4-moe gemma4-unified glm-dsa gpt-oss hy3 kimi-linear laguna lfm2 mimo-v2 mimo-v2.5 minimax-m3 mistral4 muse-glimmer \
+    nemotron-h-moe phi4-mini qwen3-moe qwen3-vl qwen3-vl-moe qwen3.5 qwen3.5-moe qwen4-exp step3.5";
 
 fn families() -> impl Iterator<Item = &'static str> {
     in_repository().filter(|family| WITHOUT.split(' ').all(|other| other != *family))

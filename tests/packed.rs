@@ -35,6 +35,17 @@ fn data(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/packed").join(name)
 }
 
+/// MiMo V2.5's form: matrices in parts that have their own blocks of scales.
+const FUSED: &str = "fp8-fused";
+
+/// The tensors of the checkpoint mimo-v2.5 that are not stored in [`FUSED`].
+fn beside_fused() -> Vec<u8> {
+    let file = crate::common::golden::checkpoint("mimo-v2.5").join("model.safetensors");
+    let mut tensors = StoredTensors::from_bytes(&std::fs::read(file).expect("weights"));
+    tensors.0.retain(|tensor| !tensor.name.contains("qkv_proj"));
+    tensors.to_bytes()
+}
+
 /// Puts a model folder together: a form's file of matrices, the other tensors and a tokenizer.
 fn folder(form: &str, weights: &str, config: &str) -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
@@ -44,10 +55,9 @@ fn folder(form: &str, weights: &str, config: &str) -> TempDir {
         std::fs::copy(parity_folder().join("llama").join(name), path(name)).expect("a copy");
     }
     let mut map = BTreeMap::new();
-    for (from, to) in
-        [(data(form).join(weights), "a.safetensors"), (data("others.safetensors"), "b.safetensors")]
-    {
-        let bytes = std::fs::read(from).expect("weights");
+    let read = |path: PathBuf| std::fs::read(path).expect("weights");
+    let others = if form == FUSED { beside_fused() } else { read(data("others.safetensors")) };
+    for (bytes, to) in [(read(data(form).join(weights)), "a.safetensors"), (others, "b.safetensors")] {
         let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
         map.extend(tensors.names().into_iter().map(|name| (name.to_owned(), to)));
         std::fs::write(path(to), &bytes).expect("a file");
@@ -68,7 +78,7 @@ fn packed(form: &str) -> TempDir {
 /// The same model with plain weights.
 fn plain(form: &str) -> TempDir {
     let mut config: Value = serde_json::from_str(&config(form)).expect("JSON");
-    for key in ["quantization_config", "quantization"] {
+    for key in ["quantization_config", "quantization", "attention_projection_layout"] {
         config.as_object_mut().expect("an object").remove(key);
     }
     folder(form, "dequantized.safetensors", &config.to_string())
@@ -133,6 +143,21 @@ fn a_packed_folder_has_the_logits_of_its_dequantised_weights() {
 }
 
 #[test]
+fn matrices_in_parts_are_those_that_were_joined() {
+    let tokens: Vec<u32> = (0..40).map(|index| index * 37 % 380).collect();
+    let logits = |folder: &Path| {
+        let mut loaded = load_model(folder, &exact()).unwrap_or_else(|error| panic!("{error}"));
+        Fed::new(&mut *loaded.model).feed(&tokens, 64)
+    };
+    let (fused, plain) = (logits(packed(FUSED).path()), logits(plain(FUSED).path()));
+    assert!(same_bits(&fused, &plain));
+    // The scales of both parts begin anew, so that other parts have other values.
+    let one = folder(FUSED, "model.safetensors", &config(FUSED).replace("\"fused_qkv\"", "\"split\""));
+    let error = load_model(one.path(), &exact()).err().expect("rows of scales").to_string();
+    assert!(error.contains("layers.0.self_attn.qkv_proj.weight") && error.contains("scales for"), "{error}");
+}
+
+#[test]
 fn damaged_and_unknown_forms_are_refused_by_name() {
     for (form, from, to, word) in [
         ("awq", "\"gemm\"", "\"gemv\"", "gemv"),
@@ -165,7 +190,7 @@ enum Damage {
 use Damage::{Bytes, Gone, Group, Shape, Type};
 
 /// What ended the process once, and its relatives, with words of the refusal. All but those of `Bytes` show in the headers.
-const DAMAGES: [(&str, &[Damage], &str); 22] = [
+const DAMAGES: [(&str, &[Damage], &str); 25] = [
     ("mlx-4bit", &[Group(0)], "groups of 0"),
     ("mlx-4bit", &[Group(48)], "groups of 48"),
     ("mlx-4bit", &[Group(u64::MAX)], "groups of"),
@@ -188,6 +213,9 @@ const DAMAGES: [(&str, &[Damage], &str); 22] = [
     ("gptq-order", &[Bytes(".g_idx", 7)], "has no group"),
     ("nvfp4", &[Type(".weight_packed", "F4")], "codes of type F4"),
     ("nvfp4", &[Shape(".weight_global_scale", &[0])], "no global scale"),
+    (FUSED, &[Shape(".weight_scale_inv", &[3, 2])], "has 6 scales for 176 rows"),
+    (FUSED, &[Shape(".weight", &[175, 32])], "has 175 rows in 2 parts"),
+    (FUSED, &[Type(".weight_scale_inv", "F8_E4M3")], "scales of type F8_E4M3"),
 ];
 
 fn damaged(form: &str, damages: &[Damage]) -> TempDir {

@@ -107,7 +107,7 @@ pub fn tensors(source: &dyn TensorSource, num_bytes: usize) {
 }
 
 /// The folders of tests/packed.
-pub const PACKED_FORMS: [&str; 17] = [
+pub const PACKED_FORMS: [&str; 18] = [
     "awq",
     "fp8-block",
     "fp8-channel",
@@ -125,6 +125,7 @@ pub const PACKED_FORMS: [&str; 17] = [
     "mlx-6bit",
     "mlx-8bit",
     "nvfp4",
+    "fp8-fused",
 ];
 
 /// A byte that changes nothing in an input of [`packed`].
@@ -167,7 +168,9 @@ fn packed_form(form: &str) -> (Value, StoredTensors) {
     let read = |file: &str| roots.iter().find_map(|root| std::fs::read(root.join(form).join(file)).ok());
     let config = serde_json::from_slice(&read("config.json").expect("a form")).expect("JSON");
     let mut tensors = StoredTensors::from_bytes(&read("model.safetensors").expect("a form"));
-    tensors.0.retain(|tensor| tensor.name.contains("k_proj"));
+    tensors
+        .0
+        .retain(|tensor| tensor.name.contains(".k_proj") || tensor.name.contains(".0.self_attn.qkv_proj"));
     (config, tensors)
 }
 
@@ -199,7 +202,7 @@ fn change_packed([kind, which, place, value]: [u8; 4], config: &mut Value, tenso
             shape[place % rank] = SIZES[value % SIZES.len()];
         }
         2 | 3 => {
-            for key in ["quantization_config", "quantization"] {
+            for key in ["quantization_config", "quantization", "num_key_value_heads"] {
                 let mut found = config.get_mut(key).map(numbers_in).unwrap_or_default();
                 let num_found = found.len().max(1);
                 if let Some(number) = found.get_mut(place % num_found) {

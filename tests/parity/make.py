@@ -11,11 +11,14 @@ tokenizer are those of the checkpoint qwen3.
 
 import json
 import math
+import os
 import pathlib
 import re
 import shutil
+import subprocess
 import sys
 
+import lightning
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -200,7 +203,8 @@ CONFIGS = {
             ),
         ),
     ),
-    # An indexer chooses two blocks of 4 tokens. The n-grams' table is stored in parts.
+    # An indexer chooses two blocks of 4 tokens. The n-grams' table is stored in parts. There are as many key heads as value heads, since
+    # llama.cpp's converter would order more value heads anew, and sums over them, so that its file would give other bits.
     "qwen4-exp": dict(
         model_type="qwen4_exp", tie_word_embeddings=False, **TOKENS,
         vision_config=dict(
@@ -208,7 +212,7 @@ CONFIGS = {
         ),
         text_config=dict(
             TEXT | EXPERTS, head_dim=16, shared_expert_intermediate_size=40, tie_word_embeddings=False, rms_norm_eps=1e-6,
-            layer_types=2 * ["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=4,
+            layer_types=2 * ["linear_attention", "full_attention"], linear_num_key_heads=4, linear_num_value_heads=4,
             linear_key_head_dim=16, linear_value_head_dim=16, linear_conv_kernel_dim=4, output_gate_type="sigmoid",
             rope_parameters=dict(
                 rope_type="default", rope_theta=1e7, partial_rotary_factor=0.5, mrope_section=[2, 1, 1], mrope_interleaved=True,
@@ -226,6 +230,16 @@ CONFIGS = {
         ),
     ),
 }
+# No class of transformers: lightning.py computes it.
+LING = dict(
+    TEXT | dict(num_attention_heads=6, num_key_value_heads=6), model_type="bailing_hybrid", q_lora_rank=24, kv_lora_rank=32,
+    qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=16, head_dim=16, num_experts=8, num_experts_per_tok=2,
+    num_shared_experts=1, n_group=4, topk_group=2, moe_intermediate_size=24, first_k_dense_replace=1, layer_group_size=4,
+    group_norm_size=3, partial_rotary_factor=0.5, use_qk_norm=True, use_bias=False, use_qkv_bias=False, routed_scaling_factor=2.5,
+    norm_topk_prob=True, score_function="sigmoid", moe_router_enable_expert_bias=True, rope_theta=6e5, rope_interleave=True,
+    rms_norm_eps=1e-6, tie_word_embeddings=False, num_nextn_predict_layers=0, architectures=["BailingMoeV2_5ForCausalLM"],
+)
+CONFIGS["mimo-v2.5"] = CONFIGS["mimo-v2"] | dict(num_key_value_heads=2)
 CENTERED = {
     "minimax_m3_vl": "norm.weight", "muse_glimmer": "layernorm.weight", "step3p7": "norm.weight",
     "qwen4_exp": ("hc_norm.weight", "layernorm.weight", "q_norm.weight", "k_norm.weight"),
@@ -246,7 +260,7 @@ def draw(model):
                 is_norm = name.endswith(("norm.weight", "norm_f.weight")) and not name.endswith(centered)
                 weight.normal_(1.0 if is_norm else 0.0, 0.1)
             else:
-                weight.normal_(0.0, 0.3 if "embed_tokens" in name else 1.0 / math.sqrt(weight.shape[-1]))
+                weight.normal_(0.0, 0.3 if "embed_tokens" in name or "word_embeddings" in name else 1.0 / math.sqrt(weight.shape[-1]))
             weight.copy_(weight.bfloat16().float())
 
 
@@ -335,18 +349,66 @@ def publish_ling(into):
     (into / "config.json").write_text(json.dumps(published | CONFIGS["bailing-moe3"], indent=2) + "\n")
 
 
-def publish_mimo(into):
-    """Writes the keys of the published config of MiMo V2 Flash."""
+def publish_mimo(name, into):
+    """Writes the keys of the published config of MiMo V2 Flash; MiMo V2.5 has queries, keys and values in one matrix."""
+    of_class = CONFIGS[name]
     heads = dict(num_attention_heads=4, head_dim=24, v_head_dim=16)
     published = dict(
         architectures=["MiMoV2FlashForCausalLM"], hybrid_layer_pattern=[0, 1, 1, 1], moe_layer_freq=[0, 1, 1, 1],
-        layernorm_epsilon=1e-5, rope_theta=5e6, swa_rope_theta=1e4, partial_rotary_factor=0.334, swa_num_key_value_heads=2,
+        layernorm_epsilon=1e-5, rope_theta=5e6, swa_rope_theta=1e4, partial_rotary_factor=0.334, swa_num_key_value_heads=2 * of_class["num_key_value_heads"],
         attention_value_scale=0.707, add_swa_attention_sink_bias=True, add_full_attention_sink_bias=False, n_group=1,
         topk_group=1, topk_method="noaux_tc", scoring_func="sigmoid", routed_scaling_factor=None, n_shared_experts=None,
         rope_scaling=None, **{f"swa_{key}": value for key, value in heads.items()},
     )
-    config = {key: value for key, value in CONFIGS["mimo-v2"].items() if key not in ("layer_types", "rms_norm_eps")}
-    (into / "config.json").write_text(json.dumps(published | config, indent=2) + "\n")
+    config = {key: value for key, value in of_class.items() if key not in ("layer_types", "rms_norm_eps")}
+    published |= config
+    (into / "config.json").write_text(json.dumps(published, indent=2) + "\n")
+    if name == "mimo-v2.5":
+        convert_split(into)
+        fuse_mimo(into, published)
+
+
+def convert_split(into):
+    """Writes a GGUF file of separate queries, keys and values; llama.cpp's converter joins parts only of FP8 in blocks of 128."""
+    if "LLAMA_CPP" in os.environ:
+        subprocess.run([sys.executable, HERE.parent / "parity-gguf/convert.py", into], check=True)
+
+
+def fuse_mimo(into, config):
+    """Cuts queries, keys and values into as many parts as full layers have heads of keys, and joins the three of each part. Writes
+    the matrices in FP8 to tests/packed, too, where each part has its own blocks of scales."""
+    num_parts, block = config["num_key_value_heads"], [64, 16]
+    tensors, packed, values = load_file(into / "model.safetensors"), {}, {}
+    for layer in range(config["num_hidden_layers"]):
+        stem = f"model.layers.{layer}.self_attn"
+        three = [tensors.pop(f"{stem}.{part}_proj.weight").chunk(num_parts) for part in "qkv"]
+        parts = [torch.cat(part) for part in zip(*three)]
+        tensors[f"{stem}.qkv_proj.weight"] = torch.cat(parts)
+        codes, scales, dequantized = map(list, zip(*(fp8_blocks(part.float(), block) for part in parts)))
+        packed[f"{stem}.qkv_proj.weight"] = torch.cat(codes)
+        packed[f"{stem}.qkv_proj.weight_scale_inv"] = torch.cat(scales)
+        lengths = [len(part[0]) for part in three]
+        for name, *shares in zip("qkv", *(part.split(lengths) for part in dequantized)):
+            values[f"{stem}.{name}_proj.weight"] = torch.cat(shares)
+    save_file(tensors, into / "model.safetensors", metadata=dict(format="pt"))
+    published = dict(architectures=["MiMoV2ForCausalLM"], model_type="mimo_v2", attention_projection_layout="fused_qkv")
+    quantized = dict(quantization_config=dict(quant_method="fp8", fmt="e4m3", weight_block_size=block))
+    out = HERE.parent / "packed/fp8-fused"
+    out.mkdir(exist_ok=True)
+    save_file(packed, out / "model.safetensors")
+    save_file(values, out / "dequantized.safetensors")
+    for folder, more in [(into, {}), (out, quantized)]:
+        (folder / "config.json").write_text(json.dumps(config | published | more, indent=2) + "\n")
+
+
+def fp8_blocks(weight, block):
+    """Returns codes, the scale of each block, and the values that both stand for."""
+    spread = lambda scales: scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)[: weight.shape[0], : weight.shape[1]]
+    rows, cols = (-(-size // of) for size, of in zip(weight.shape, block))
+    parts = [[weight[row * block[0] :][: block[0], col * block[1] :][:, : block[1]] for col in range(cols)] for row in range(rows)]
+    scales = torch.stack([torch.stack([part.abs().max() / 448 for part in row]) for row in parts])
+    codes = (weight / spread(scales)).to(torch.float8_e4m3fn)
+    return codes, scales, codes.float() * spread(scales)
 
 
 def publish_minimax(into):
@@ -384,15 +446,21 @@ def name_dense(path):
 
 
 def make(name, into):
-    config = AutoConfig.for_model(**CONFIGS[name])
-    model = make_model(config)
+    if name == "bailing-moe2.5":
+        torch.manual_seed(0)
+        model = lightning.Ling(LING)
+        config = model.config
+        draw(model)
+    else:
+        config = AutoConfig.for_model(**CONFIGS[name])
+        model = make_model(config)
     prompts = json.loads((PROMPTS / "golden.json").read_text())["prompts"]
     into.mkdir(parents=True, exist_ok=True)
     for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]:
         shutil.copy(PROMPTS / file, into / file)
     report = dict(
         architecture=name, model_type=config.model_type, transformers=transformers.__version__,
-        torch=torch.__version__, dtype="float32", prompts={},
+        torch=torch.__version__, dtype="float64" if name == "bailing-moe2.5" else "float32", prompts={},
     )
     tensors = {}
     for prompt, stored in prompts.items():
@@ -404,6 +472,11 @@ def make(name, into):
         print(name, prompt, f"least margin {margin:.2e}, largest logit {logits.abs().max():.1f}")
     save_file(tensors, into / "golden.safetensors")
     (into / "golden.json").write_text(json.dumps(report, indent=1) + "\n")
+    if name == "bailing-moe2.5":
+        stored = {key: tensor.bfloat16() for key, tensor in model.tensors.items()}
+        save_file(stored, into / "model.safetensors", metadata=dict(format="pt"))
+        (into / "config.json").write_text(json.dumps(LING, indent=2) + "\n")
+        return
     model.to(torch.bfloat16).save_pretrained(into)
     if name.startswith("qwen3-vl"):
         turn_experts(into / "model.safetensors")
@@ -411,8 +484,9 @@ def make(name, into):
         name_as_bailing(into)
     if name == "bailing-moe3":
         publish_ling(into)
-    if name == "mimo-v2":
-        publish_mimo(into)
+    shutil.copy(PROMPTS / "generation_config.json", into / "generation_config.json")
+    if name.startswith("mimo-v2"):
+        publish_mimo(name, into)
     if name == "step3.5":
         publish_step(into)
     if name == "minimax-m3":
@@ -421,7 +495,6 @@ def make(name, into):
         publish_qwen4(into)
     if name == "kimi-linear":
         name_dense(into / "model.safetensors")
-    shutil.copy(PROMPTS / "generation_config.json", into / "generation_config.json")
 
 
 def assistant_of(of, has_centroids):
@@ -495,7 +568,7 @@ def make_assistant(name, into):
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or [*CONFIGS, *ASSISTANTS]:
+    for name in sys.argv[1:] or [*CONFIGS, "bailing-moe2.5", *ASSISTANTS]:
         if name in ASSISTANTS:
             make_assistant(name, OF_ASSISTANTS / name)
         else:

@@ -252,9 +252,9 @@ pub struct SsmSpec<'a, V> {
     pub store: usize,
     pub shape: SsmShape,
     /// `[heads]`: at each token a state is multiplied by `exp(-fading * step)`, where `step` is `softplus(given step +
-    /// step_bias)`, limited to `step_limits`.
+    /// step_bias)`, limited to `step_limits`. Without `step_bias` each step is 1, and the given ones are not read.
     pub fading: &'a V,
-    pub step_bias: &'a V,
+    pub step_bias: Option<&'a V>,
     /// In ascending order.
     pub step_limits: [f32; 2],
     /// `[heads]`: factors of a head's values in its output.

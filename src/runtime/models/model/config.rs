@@ -160,6 +160,7 @@ impl LayerConfig {
             }
             MixerConfig::None | MixerConfig::ShortConv(_) => 0,
             MixerConfig::DeltaNet(net) => net.shape.conv_width(),
+            MixerConfig::Lightning(lightning) => lightning.shape.conv_width(),
             MixerConfig::Ssm(ssm) => ssm.shape.conv_width(),
             MixerConfig::AttentionAndSsm { attention, ssm, .. } => {
                 ssm.shape.conv_width().max(attention.num_heads * attention.head_dim)
@@ -176,6 +177,7 @@ pub enum MixerConfig {
     Latent(LatentConfig),
     ShortConv(ShortConvConfig),
     DeltaNet(DeltaNetConfig),
+    Lightning(LightningConfig),
     Ssm(SsmConfig),
     /// Both read the layer's input, and the outputs are added, each multiplied by its factor in `scales` (Falcon-H1).
     AttentionAndSsm {
@@ -287,6 +289,21 @@ pub struct DeltaNetConfig {
     pub decay_bound: Option<f32>,
     /// Function of the outputs' gate.
     pub gate: Activation,
+}
+
+/// Lightning attention (Ling 2.5 and 2.6).
+#[derive(Debug, Clone, PartialEq)]
+pub struct LightningConfig {
+    /// Each head has a key and a query of its own, as wide as its value.
+    pub shape: SsmShape,
+    /// Index into [`DecoderConfig::ropes`].
+    pub rope: usize,
+    /// True if each head's query and key are normalised before the rotary embedding.
+    pub has_norms: bool,
+    /// Groups of heads that are normalised together.
+    pub norm_groups: usize,
+    /// `[heads]`: a state is multiplied by `exp(-fading)` at each token.
+    pub fading: Vec<f32>,
 }
 
 /// A Mamba-2 mixer (Granite 4, Nemotron-H, Falcon-H1).
@@ -583,6 +600,8 @@ pub struct Naming {
     /// True if rows of gate and up alternate in the experts' stacked tensors, all of which are `[expert, in,
     /// out]` except those in MXFP4 (gpt-oss in Hugging Face's form).
     pub alternating_experts: bool,
+    /// Number of parts of the rows of queries, keys and values in one matrix, each with its share of the three (MiMo V2.5); usually 1.
+    pub qkv_parts: usize,
     /// Number of layers after the decoder's that predict further tokens (GGUF's NextN); they are left out.
     pub prediction_layers: usize,
 }

@@ -372,6 +372,10 @@ impl<'a> WeightFile<'a> {
         cols: usize,
     ) -> LoadResult<[Linear; N]> {
         let whole = self.linear(layer, names, [rows.iter().sum(), cols])?;
+        let whole = match self.naming.qkv_parts {
+            parts if parts > 1 && names == self.naming.parts.attention_fused => whole.of_parts(parts, &rows),
+            _ => whole,
+        };
         let mut start = 0;
         Ok(rows.map(|count| {
             start += count;
@@ -635,6 +639,18 @@ impl Linear {
         let mut adapters = self.adapters.clone();
         adapters.iter_mut().for_each(|adapter| adapter.matrices.up = rows(&adapter.matrices.up));
         adapters
+    }
+
+    /// Joins the rows of each projection, of which each of `parts` parts of the matrix holds a share; `rows` counts all of them.
+    fn of_parts(&self, parts: usize, rows: &[usize]) -> Linear {
+        let part_rows = rows.iter().sum::<usize>() / parts;
+        let (mut order, mut first) = (Vec::new(), 0);
+        for share in rows.iter().map(|rows| rows / parts) {
+            let of_part = |part: usize| (first..first + share).map(move |row| part * part_rows + row);
+            order.extend((0..parts).flat_map(of_part));
+            first += share;
+        }
+        self.gather_rows(order.into_iter())
     }
 
     /// Reorders the rows of rotary pairs that are stored side by side to half-split order.

@@ -121,8 +121,10 @@ pub fn ssm_scan(
 ) -> Result<Tensor> {
     let SsmShape { heads, head_dim, groups, state_dim } = spec.shape;
     let [least, most] = spec.step_limits.map(f64::from);
-    let step =
-        ops::activated(Activation::Softplus, &step.broadcast_add(spec.step_bias)?)?.clamp(least, most)?;
+    let step = match spec.step_bias {
+        Some(bias) => ops::activated(Activation::Softplus, &step.broadcast_add(bias)?)?.clamp(least, most)?,
+        None => Tensor::ones((xbc.dim(0)?, heads), xbc.dtype(), xbc.device())?,
+    };
     let decay = step.broadcast_mul(spec.fading)?.neg()?;
     let x = xbc.narrow(1, 0, spec.shape.inner())?.reshape(((), heads, head_dim))?;
     let value = x.broadcast_mul(&step.unsqueeze(2)?)?.flatten_from(1)?;

@@ -250,8 +250,9 @@ impl SsmInputs<'_> {
 
     /// Returns the length of a row's time step.
     fn step_of(&self, row: usize, head: usize) -> f64 {
+        let Some(bias) = self.spec.step_bias else { return 1.0 };
         let [least, most] = self.spec.step_limits.map(f64::from);
-        softplus((self.step.row(row)[head] + self.spec.step_bias[head]).into()).clamp(least, most)
+        softplus((self.step.row(row)[head] + bias[head]).into()).clamp(least, most)
     }
 }
 

@@ -149,15 +149,18 @@ impl PackedTensors {
                 zeros: None,
                 form: PartsForm::Mlx { mins: part("biases")?, group: *group, bits: *bits },
             }),
-            Scheme::Fp8 { block } => self.fp8_parts(stem, *block),
+            Scheme::Fp8 { block, qkv_parts } => {
+                let parts = if stem.ends_with(".qkv_proj") { *qkv_parts } else { 1 };
+                self.fp8_parts(stem, *block, parts)
+            }
             Scheme::Compressed { bits } => self.compressed_parts(stem, *bits),
         }
     }
 
-    fn fp8_parts(&self, stem: &str, block: Option<[usize; 2]>) -> Option<MatrixParts<'_>> {
+    fn fp8_parts(&self, stem: &str, block: Option<[usize; 2]>, parts: usize) -> Option<MatrixParts<'_>> {
         let words = self.part(stem, "weight").filter(|raw| raw.dtype == FileDtype::F8_E4M3)?;
         let scales = self.part(stem, "weight_scale_inv").or_else(|| self.part(stem, "weight_scale"))?;
-        Some(MatrixParts { words, scales, zeros: None, form: PartsForm::Fp8 { block } })
+        Some(MatrixParts { words, scales, zeros: None, form: PartsForm::Fp8 { block, parts } })
     }
 
     fn compressed_parts(&self, stem: &str, bits: u32) -> Option<MatrixParts<'_>> {
@@ -178,7 +181,7 @@ impl PackedTensors {
                 let (scales, zeros) = (part("weight_scale")?, part("weight_zero_point"));
                 Some(MatrixParts { words, scales, zeros, form: PartsForm::Bytes })
             }
-            None => self.fp8_parts(stem, None),
+            None => self.fp8_parts(stem, None, 1),
         }
     }
 }

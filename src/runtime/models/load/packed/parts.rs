@@ -34,13 +34,33 @@ pub(super) struct MatrixParts<'a> {
 
 /// The form of a packed matrix, with the parts and numbers that only this form has.
 pub(super) enum PartsForm<'a> {
-    Fp8 { block: Option<[usize; 2]> },
-    Nvfp4 { global: RawTensor<'a> },
+    /// Blocks of scales begin anew in each of so many parts of the rows.
+    Fp8 {
+        block: Option<[usize; 2]>,
+        parts: usize,
+    },
+    Nvfp4 {
+        global: RawTensor<'a>,
+    },
     Bytes,
-    Packed { order: Option<RawTensor<'a>>, shape: RawTensor<'a>, bits: u32 },
-    Awq { group: usize },
-    Gptq { order: Option<RawTensor<'a>>, bits: u32, zero_offset: i16 },
-    Mlx { mins: RawTensor<'a>, group: usize, bits: u32 },
+    Packed {
+        order: Option<RawTensor<'a>>,
+        shape: RawTensor<'a>,
+        bits: u32,
+    },
+    Awq {
+        group: usize,
+    },
+    Gptq {
+        order: Option<RawTensor<'a>>,
+        bits: u32,
+        zero_offset: i16,
+    },
+    Mlx {
+        mins: RawTensor<'a>,
+        group: usize,
+        bits: u32,
+    },
 }
 
 /// The sizes of a packed matrix, which its parts agree on. None is 0, and `rows * cols` does not overflow.
@@ -48,6 +68,8 @@ pub(super) enum PartsForm<'a> {
 pub(super) struct PackedShape {
     rows: usize,
     cols: usize,
+    /// Rows of a part in which rows of scales begin anew; all rows of most.
+    part_rows: usize,
     /// Rows and columns that share a scale.
     height: usize,
     width: usize,
@@ -107,7 +129,7 @@ impl MatrixParts<'_> {
         let count = self.scales.len();
         let [height, width] = match &self.form {
             PartsForm::Fp8 { .. } | PartsForm::Bytes | PartsForm::Packed { .. } if count == 1 => [rows, cols],
-            PartsForm::Fp8 { block: Some(block) } => *block,
+            PartsForm::Fp8 { block: Some(block), .. } => *block,
             PartsForm::Nvfp4 { .. } => [1, NVFP4_GROUP],
             PartsForm::Awq { group } | PartsForm::Mlx { group, .. } => [1, *group],
             _ => [1, cols.div_ceil((count / rows).max(1))],
@@ -117,12 +139,20 @@ impl MatrixParts<'_> {
             return Err(format!("has {cols} columns in groups of {width}"));
         }
         let groups = cols.div_ceil(width);
-        if count != rows.div_ceil(height) * groups {
+        let parts = match self.form {
+            PartsForm::Fp8 { block: Some(_), parts } if count > 1 => parts,
+            _ => 1,
+        };
+        let part_rows = rows / parts;
+        if part_rows * parts != rows {
+            return Err(format!("has {rows} rows in {parts} parts"));
+        }
+        if count != parts * part_rows.div_ceil(height) * groups {
             return Err(format!(
                 "has {count} scales for {rows} rows with {groups} groups of {width} columns"
             ));
         }
-        let shape = PackedShape { rows, cols, height, width, groups };
+        let shape = PackedShape { rows, cols, part_rows, height, width, groups };
         self.check_parts(&shape)?;
         Ok(shape)
     }
@@ -179,13 +209,16 @@ impl MatrixParts<'_> {
     }
 
     fn read_fp8(&self, shape: &PackedShape) -> Result<HostTensor, String> {
-        let PackedShape { cols, height, width, groups, .. } = *shape;
-        let scales = self.scales.values();
-        let table: Vec<f32> = (0..=255).map(fp8).collect();
-        let value = |(at, &code): (usize, &u8)| {
-            table[usize::from(code)] * scales[at / cols / height * groups + at % cols / width]
-        };
-        floats(self.words.bytes.iter().enumerate().map(value), shape)
+        let PackedShape { cols, part_rows, height, width, groups, .. } = *shape;
+        let scales = &self.scales.values();
+        let table: &Vec<f32> = &(0..=255).map(fp8).collect();
+        let rows = self.words.bytes.chunks_exact(cols).enumerate();
+        let values = rows.flat_map(|(row, codes)| {
+            let block = row / part_rows * part_rows.div_ceil(height) + row % part_rows / height;
+            let scales = &scales[block * groups..];
+            codes.iter().enumerate().map(move |(col, code)| table[usize::from(*code)] * scales[col / width])
+        });
+        floats(values, shape)
     }
 
     /// Reads NVFP4: the scale of a group is a float of 8 bits, divided by the global one.

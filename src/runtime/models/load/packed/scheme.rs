@@ -11,8 +11,8 @@ use llmctl_base::error::{LoadError, LoadResult};
 /// A form that is read.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Scheme {
-    /// Floats of 8 bits with `weight_scale_inv` or `weight_scale`.
-    Fp8 { block: Option<[usize; 2]> },
+    /// Floats of 8 bits with `weight_scale_inv` or `weight_scale`; matrices of queries, keys and values in so many parts.
+    Fp8 { block: Option<[usize; 2]>, qkv_parts: usize },
     /// compressed-tensors in its several formats, which the tensors' names tell apart.
     Compressed { bits: u32 },
     /// Columns of several rows in a word, in AutoAWQ's order.
@@ -57,7 +57,7 @@ impl Scheme {
             };
         };
         let scheme = match quantized["quant_method"].as_str() {
-            Some("fp8" | "fbgemm_fp8") => fp8(quantized),
+            Some("fp8" | "fbgemm_fp8") => fp8(quantized, qkv_parts(config)),
             Some("compressed-tensors" | "compressed_tensors") => compressed(quantized),
             Some("awq") => awq(quantized),
             Some("gptq") => gptq(quantized),
@@ -82,7 +82,13 @@ fn bits(value: &Value, key: &str, allowed: &[u64], form: &str) -> Result<u32, St
     }
 }
 
-fn fp8(value: &Value) -> Result<Scheme, String> {
+/// Returns the number of parts into which MiMo V2.5 cuts the rows of queries, keys and values, each with its own rows of scales.
+fn qkv_parts(config: &Value) -> usize {
+    let is_cut = config["attention_projection_layout"] == "fused_qkv";
+    number(config, "num_key_value_heads").filter(|_| is_cut).map_or(1, |parts| parts.max(1) as usize)
+}
+
+fn fp8(value: &Value, qkv_parts: usize) -> Result<Scheme, String> {
     if let Some(format) = value["fmt"].as_str().filter(|format| *format != "e4m3") {
         return Err(format!("FP8 of the kind {format:?}"));
     }
@@ -94,7 +100,7 @@ fn fp8(value: &Value) -> Result<Scheme, String> {
         },
         Some(_) => return Err("FP8 with blocks of other than two dimensions".to_owned()),
     };
-    Ok(Scheme::Fp8 { block })
+    Ok(Scheme::Fp8 { block, qkv_parts })
 }
 
 /// Checks that every group of layers has a form that is read.
@@ -160,7 +166,7 @@ mod tests {
         let check = |config: Value, expected: Scheme| assert_eq!(of(config), Ok(Some(expected)));
         check(
             json!({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}),
-            Scheme::Fp8 { block: Some([128, 128]) },
+            Scheme::Fp8 { block: Some([128, 128]), qkv_parts: 1 },
         );
         check(
             json!({"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "GEMM"}}),

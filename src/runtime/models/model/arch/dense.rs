@@ -168,6 +168,7 @@ fn naming(reader: &ConfigReader, defaults: ConfigDefaults) -> LoadResult<Naming>
         norms: NormNames::LLAMA,
         parts: PartNames::LLAMA,
         alternating_experts: false,
+        qkv_parts: 1,
         prediction_layers: 0,
     })
 }

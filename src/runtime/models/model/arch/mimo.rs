@@ -1,6 +1,7 @@
 //! MiMo V2 Flash: five of six layers have a window, more heads of keys and values, and learned scores without a value; values are
-//! narrower than keys, and scaled; the first layer is dense, the others have experts weighed by sigmoids. Sources: transformers
-//! `MiMoV2FlashConfig`; llama.cpp's `mimo2` for GGUF.
+//! narrower than keys, and scaled; the first layer is dense, the others have experts weighed by sigmoids. MiMo V2.5 has queries,
+//! keys and values in one matrix of as many parts as a full layer has heads of keys. Sources: transformers `MiMoV2FlashConfig`;
+//! SGLang `mimo_v2.load_mimo_v2_qkv_proj_weight` and llama.cpp's converter for the parts; llama.cpp's `mimo2` for GGUF.
 
 use serde_json::{Map, Value, json};
 
@@ -8,7 +9,7 @@ use super::deepseek::{ExpertFacts, set_experts};
 use super::dense::ConfigDefaults;
 use super::gated_families::set_tables;
 use super::{ConfigReader, Description, Family};
-use crate::model::config::{ExpertWeights, PartNames};
+use crate::model::config::{AttentionConfig, ExpertWeights, PartNames};
 use llmctl_base::error::LoadResult;
 
 const ROTATED: f32 = 0.334;
@@ -39,6 +40,9 @@ const FACTS: ExpertFacts = ExpertFacts {
     ..ExpertFacts::DEEPSEEK
 };
 
+/// Limit on the parts of one matrix.
+const MAX_PARTS: usize = 1024;
+
 const VALUE_DIM: &str = "v_head_dim";
 const SLIDING_HEADS: &str = "swa_num_key_value_heads";
 
@@ -54,6 +58,7 @@ fn adjust(description: &mut Description, reader: &ConfigReader) -> LoadResult<()
     };
     set_tables(description, reader, &slides, (reader.window()?.or(Some(129)), ROTATED.into()))?;
     set_kv_heads(description, reader, &slides)?;
+    set_qkv_parts(description, reader)?;
     let head_dim = description.config.attentions().next().map_or(0, |attention| attention.head_dim);
     let value_dim = reader.size_or(VALUE_DIM, 128, head_dim)?;
     let scale_key = reader.pick("attention_value_scale", "attention.value_scale");
@@ -90,6 +95,25 @@ fn set_kv_heads(description: &mut Description, reader: &ConfigReader, slides: &[
     Ok(())
 }
 
+/// Sets the number of parts in which a published file stores queries, keys and values together.
+fn set_qkv_parts(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
+    const LAYOUT: &str = "attention_projection_layout";
+    let parts = match reader.string(LAYOUT)?.as_deref() {
+        _ if reader.is_gguf() => 1,
+        None | Some("split") => 1,
+        Some("fused_qkv") => reader.size_or("num_key_value_heads", 4, MAX_PARTS)?,
+        Some(other) => return Err(reader.error(LAYOUT, format!("{other:?} is not supported"))),
+    };
+    let is_cut = |attention: &AttentionConfig| {
+        attention.num_heads.is_multiple_of(parts) && attention.num_kv_heads.is_multiple_of(parts)
+    };
+    if !description.config.attentions().all(is_cut) {
+        return Err(reader.error(LAYOUT, format!("not all heads can be cut into {parts} parts")));
+    }
+    description.naming.qkv_parts = parts;
+    Ok(())
+}
+
 /// Returns keys of GGUF under names that say what they mean here: keys and values differ in width, tables do not.
 fn gguf_keys(reader: &ConfigReader) -> Map<String, Value> {
     const WIDTH: &str = "attention.value_length";
@@ -101,10 +125,6 @@ fn gguf_keys(reader: &ConfigReader) -> Map<String, Value> {
 
 /// Returns the keys of a published file as the class names them.
 fn class_keys(reader: &ConfigReader) -> LoadResult<Map<String, Value>> {
-    const LAYOUT: &str = "attention_projection_layout";
-    if reader.string(LAYOUT)?.is_some_and(|layout| layout == "fused_qkv") {
-        return Err(reader.error(LAYOUT, "queries, keys and values in one matrix are not supported"));
-    }
     for (key, of_all) in [
         ("swa_num_attention_heads", "num_attention_heads"),
         ("swa_head_dim", "head_dim"),

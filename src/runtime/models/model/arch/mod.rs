@@ -190,6 +190,7 @@ impl Family {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::config::MixerConfig;
     use serde_json::json;
 
     fn description(config: serde_json::Value) -> LoadResult<Description> {
@@ -272,7 +273,8 @@ mod tests {
             ("bailing_hybrid", "use_mla_nope", json!(true)),
             ("bailing_hybrid", "kda_lower_bound", json!(1.0)),
             ("bailing_hybrid", "layer_group_size", json!(0)),
-            ("mimo_v2_flash", "attention_projection_layout", json!("fused_qkv")),
+            ("mimo_v2_flash", "attention_projection_layout", json!("fused_kv")),
+            ("mimo_v2", "attention_projection_layout", json!("interleaved")),
             ("mimo_v2_flash", "swa_head_dim", json!(8)),
             ("mimo_v2_flash", "add_full_attention_sink_bias", json!(true)),
             ("mimo_v2_flash", "swa_num_key_value_heads", json!(3)),
@@ -336,8 +338,41 @@ mod tests {
     }
 
     #[test]
-    fn lightning_attention_under_the_name_of_ling_3_is_refused_by_name() {
-        let error = description(small("bailing_hybrid")).expect_err("no Kimi delta attention").to_string();
-        assert!(error.contains("lightning attention"), "{error}");
+    fn lightning_attention_has_the_name_of_ling_3_and_rates_of_its_own() {
+        let mut ling = small("bailing_hybrid");
+        ling.as_object_mut().expect("object").extend(
+            json!({"num_hidden_layers": 5, "num_attention_heads": 6, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4,
+                "layer_group_size": 5, "group_norm_size": 2, "partial_rotary_factor": 0.5, "use_qk_norm": true})
+            .as_object()
+            .expect("object")
+            .clone(),
+        );
+        let config = description(ling.clone()).expect("Ling 2.6").config;
+        let fading = |layer: usize| match &config.layers[layer].mixer {
+            MixerConfig::Lightning(lightning) => lightning.fading.clone(),
+            other => panic!("{other:?}"),
+        };
+        let rates = [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125];
+        for (layer, factor) in [(0, 1.00001), (1, 0.75001), (3, 0.25001)] {
+            let expected = rates.map(|rate: f32| rate * factor);
+            assert!(
+                fading(layer).iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-7),
+                "{:?}",
+                fading(layer)
+            );
+        }
+        assert!(matches!(config.layers[4].mixer, MixerConfig::Latent(_)) && config.ropes[1].dim == 8);
+        for (key, value) in [
+            ("linear_silu", json!(true)),
+            ("linear_rope", json!(false)),
+            ("group_norm_size", json!(4)),
+            ("partial_rotary_factor", json!(2.0)),
+        ] {
+            let mut wrong = ling.clone();
+            wrong[key] = value;
+            let error = description(wrong).expect_err(key).to_string();
+            assert!(error.contains(key), "{error} names {key}");
+        }
     }
 }

@@ -7,6 +7,7 @@ use super::buffers::{LayerContext, Mixer};
 use super::delta_net::DeltaNet;
 use super::kimi_delta::KimiDelta;
 use super::latent::LatentAttention;
+use super::lightning::Lightning;
 use super::load::Loader;
 use super::short_conv::ShortConv;
 use super::ssm::Ssm;
@@ -40,6 +41,7 @@ pub fn load_mixer<B: Backend>(
             Box::new(KimiDelta::load(loader, net, store)?)
         }
         (MixerConfig::DeltaNet(net), &[store, _]) => Box::new(DeltaNet::load(loader, net, store)?),
+        (MixerConfig::Lightning(config), &[store]) => Box::new(Lightning::load(loader, config, store)?),
         (MixerConfig::Ssm(ssm), &[conv, state]) => Box::new(Ssm::load(loader, ssm, [conv, state])?),
         (MixerConfig::AttentionAndSsm { attention, ssm, scales }, &[rows, conv, state]) => {
             let attention = Attention::load(loader, attention, &[rows])?;

@@ -16,6 +16,7 @@ mod indexer;
 mod kimi_delta;
 mod latent;
 mod layer;
+mod lightning;
 mod load;
 mod mixer;
 mod ngrams;
@@ -650,6 +651,7 @@ fn store_shapes(mixer: &MixerConfig, hidden_size: usize) -> Vec<(KvKind, StoreSh
         MixerConfig::DeltaNet(DeltaNetConfig { shape, kernel, .. }) => {
             vec![state((kernel - 1) * shape.conv_width()), state(shape.state_len())]
         }
+        MixerConfig::Lightning(lightning) => vec![state(lightning.shape.state_len())],
         MixerConfig::Ssm(ssm) => of_ssm(ssm).into(),
         MixerConfig::AttentionAndSsm { attention, ssm, .. } => {
             [rows(attention)].into_iter().chain(of_ssm(ssm)).collect()

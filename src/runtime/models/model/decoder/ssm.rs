@@ -95,7 +95,7 @@ impl<B: Backend> Mixer<B> for Ssm<B> {
             store: self.state_store.index,
             shape,
             fading: &self.fading,
-            step_bias: &self.step_bias,
+            step_bias: Some(&self.step_bias),
             step_limits: self.config.step_limits,
             skip: &self.skip,
         };
