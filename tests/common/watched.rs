@@ -167,7 +167,7 @@ impl Watched {
         change(&mut config);
         let mut engine = Engine::new(Box::new(self.watch.clone()), self.vocabulary.clone(), config)
             .expect("a valid configuration");
-        (0..3).for_each(|_| drop(engine.prepare_page()));
+        (0..3).for_each(|_| _ = engine.prepare_page());
         engine
     }
 
