@@ -294,7 +294,7 @@ fn told(source: &str, conversation: &Conversation) -> Result<String, TemplateErr
 /// An answer that calls `f`.
 fn calling(content: Option<&str>, arguments: Json) -> Message {
     let call = ToolCall { id: None, name: "f".to_owned(), arguments };
-    let content = content.map(|text| Content::Text(text.to_owned()));
+    let content = content.map(crate::Content::from);
     Message { content, tool_calls: vec![call], ..Message::assistant("") }
 }
 
