@@ -12,8 +12,8 @@ use super::{Source, assert_clean, skip_opaque, sources, without_test_modules};
 /// prefixes 410, variations 240 and encryption 960, so that it is overdrawn by 2,100. Issue 50 has a room of 3,500 lines: the families
 /// beside sparse attention took 930, sparse attention with an indexer 405 in models and 98 in kernel, and Step 3.5,
 /// Ling 3 and MiMo V2 500, MiniMax M3 with its choice of blocks 246 in models and 30 in kernel, and Qwen3.8-Flash-Next with
-/// blocks that have one key, several residual streams and n-grams 745 in models and 28 in kernel; MiMo V2.5's matrices in parts 61 and
-/// lightning attention 108 in models. Issue 51 names no room: states,
+/// blocks that have one key, several residual streams and n-grams 745 in models and 28 in kernel; MiMo V2.5's matrices in parts 69 and
+/// lightning attention 144 in models. Issue 51 names no room: states,
 /// latent attention and sparse attention on candle's devices took 510 in models, CUDA kernels with their references 465 there, beside
 /// 381 of CUDA C++, which are not counted; memory and stream of a GPU, its check of kernels at load and products for prompts 270 in
 /// models, 5 in cli and 4 in base. A budget may only fall; a new capability gets a room, which its issue names.
@@ -25,7 +25,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("src/template/", 9_484),
     ("src/runtime/kernel/", 8_896),
     ("src/base/", 1_589),
-    ("src/runtime/models/", 31_119),
+    ("src/runtime/models/", 31_163),
     ("src/runtime/", 20_372), // the engine
     ("src/image/", 815),
     ("src/", 10), // lib.rs and main.rs
