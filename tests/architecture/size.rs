@@ -12,8 +12,8 @@ use super::{Source, assert_clean, skip_opaque, sources, without_test_modules};
 /// prefixes 410, variations 240 and encryption 960, so that it is overdrawn by 2,100. Issue 50 has a room of 3,500 lines: the families
 /// beside sparse attention took 930, sparse attention with an indexer 405 in models and 98 in kernel, and Step 3.5,
 /// Ling 3 and MiMo V2 500, MiniMax M3 with its choice of blocks 246 in models and 30 in kernel, and Qwen3.8-Flash-Next with
-/// blocks that have one key, several residual streams and n-grams 745 in models and 28 in kernel; MiMo V2.5's matrices in parts and
-/// lightning attention 213 in models. Memory that an idle engine prepares for KV (issue 47, without a room) took 44 in models and 23 in
+/// blocks that have one key, several residual streams and n-grams 745 in models and 28 in kernel; MiMo V2.5's matrices in parts 69 and
+/// lightning attention 144 in models. Memory that an idle engine prepares for KV (issue 47, without a room) took 44 in models and 23 in
 /// the engine. Issue 51 names no room: states,
 /// latent attention and sparse attention on candle's devices took 510 in models, CUDA kernels with their references 465 there, beside
 /// 381 of CUDA C++, which are not counted; memory and stream of a GPU, its check of kernels at load and products for prompts 270 in
