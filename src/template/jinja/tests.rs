@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::{Content, Message, ToolCall};
+use crate::{Message, ToolCall};
 
 fn rendered(source: &str, variables: &Json) -> Result<String, TemplateError> {
     let variables = variables.as_object().cloned().unwrap_or_default();
