@@ -53,11 +53,16 @@ def section(name, run):
     """One processor: its table, and the conditions of the run."""
     results, facts = run["results"], [result["facts"] for result in run["results"]]
     versions = {key: version for fact in facts for key, version in fact["versions"].items() if version}
-    peers = {peer: next((version for key, version in versions.items() if key.startswith(peer)), None) for peer in OPTIONS}
-    against = ", ".join(f"{peer} {version}" for peer, version in peers.items() if version)
+    measured = {key for result in results for row in result["rows"] for key in row["rates"]}
+    named = lambda peer, keys: next((key for key in keys if key.startswith(peer)), None)
+    peers = [f"{peer} {versions.get(named(peer, versions), '')}".strip() for peer in OPTIONS if named(peer, measured)]
+    against = " and ".join([", ".join(peers[:-1]), *peers[-1:]] if len(peers) > 1 else peers)
     limits = lambda key: [fact["limits"][key] for fact in facts if fact["limits"][key]]
     span = lambda values, digits: f"{min(values):,.{digits}f} to {max(values):,.{digits}f}"
-    absent = sorted({f"{result['shape']} {result['type']}: {key}: {why}" for result in results for key, why in result["facts"]["absent"].items()})
+    absent = {}
+    for result in results:
+        for key, why in result["facts"]["absent"].items():
+            absent.setdefault(f"{key} ({why})", []).append(f"{result['shape']} {result['type']}".strip())
     text = f"""### {run['processor']}
 
 {run['date']}, commit {run['commit'][:10]}, {run['threads']} threads, {run['rounds']} rounds, kernels {facts[0]['ours']['instruction_set']}; against {against}. Read bandwidth
@@ -65,7 +70,7 @@ def section(name, run):
 
 {table(results, COLUMNS)}
 """
-    return text + "".join(f"\nWithout {line}." for line in absent) + ("\n" if absent else "")
+    return text + "".join(f"\nWithout {key}: {', '.join(files)}.\n" for key, files in sorted(absent.items()))
 
 
 def replaced(page, begin, end, text):
