@@ -203,9 +203,7 @@ impl CpuKv {
         }
         let mut lacking = self.groups[group].page_bytes;
         for GroupKv { page_bytes, ready, spare, .. } in &mut self.groups {
-            while lacking > 0
-                && let Some(mut memory) = ready.pop()
-            {
+            while let Some(mut memory) = ready.pop_if(|_| lacking > 0) {
                 memory.release();
                 spare.push(memory);
                 lacking = lacking.saturating_sub(*page_bytes);

@@ -729,7 +729,8 @@ impl Backend for Cpu {
     }
 
     fn prepare_page(&self, kv: &mut CpuKv, most: usize) -> bool {
-        kv.prepare_page(most).unwrap_or(false) // the step that needs the page reports the error
+        // With several memory nodes the thread that writes a page first decides where it lies. The step that needs it reports errors.
+        !self.is_spread && kv.prepare_page(most).unwrap_or(false)
     }
 
     fn export_page(&self, kv: &CpuKv, group: usize, page: PageId, out: &mut Vec<u8>) -> Result<()> {

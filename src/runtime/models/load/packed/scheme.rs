@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::model::arch::mimo::DEFAULT_PARTS;
 use llmctl_base::error::{LoadError, LoadResult};
 
 /// A form that is read.
@@ -84,8 +85,8 @@ fn bits(value: &Value, key: &str, allowed: &[u64], form: &str) -> Result<u32, St
 
 /// Returns the number of parts into which MiMo V2.5 cuts the rows of queries, keys and values, each with its own rows of scales.
 fn qkv_parts(config: &Value) -> usize {
-    let is_cut = config["attention_projection_layout"] == "fused_qkv";
-    number(config, "num_key_value_heads").filter(|_| is_cut).map_or(1, |parts| parts.max(1) as usize)
+    let parts = number(config, "num_key_value_heads").map_or(DEFAULT_PARTS, |parts| parts.max(1) as usize);
+    if config["attention_projection_layout"] == "fused_qkv" { parts } else { 1 }
 }
 
 fn fp8(value: &Value, qkv_parts: usize) -> Result<Scheme, String> {

@@ -43,6 +43,9 @@ const FACTS: ExpertFacts = ExpertFacts {
 /// Limit on the parts of one matrix.
 const MAX_PARTS: usize = 1024;
 
+/// Parts of one matrix where config.json does not say how many heads of keys there are.
+pub const DEFAULT_PARTS: usize = 4;
+
 const VALUE_DIM: &str = "v_head_dim";
 const SLIDING_HEADS: &str = "swa_num_key_value_heads";
 
@@ -101,7 +104,7 @@ fn set_qkv_parts(description: &mut Description, reader: &ConfigReader) -> LoadRe
     let parts = match reader.string(LAYOUT)?.as_deref() {
         _ if reader.is_gguf() => 1,
         None | Some("split") => 1,
-        Some("fused_qkv") => reader.size_or("num_key_value_heads", 4, MAX_PARTS)?,
+        Some("fused_qkv") => reader.size_or("num_key_value_heads", DEFAULT_PARTS, MAX_PARTS)?,
         Some(other) => return Err(reader.error(LAYOUT, format!("{other:?} is not supported"))),
     };
     let is_cut = |attention: &AttentionConfig| {

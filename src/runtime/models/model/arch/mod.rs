@@ -22,7 +22,7 @@ mod gemma4_assistant;
 mod granite_hybrid;
 mod kimi_linear;
 mod lfm2;
-mod mimo;
+pub mod mimo;
 mod minimax_m3;
 mod nemotron_h;
 mod published;
