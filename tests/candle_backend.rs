@@ -141,7 +141,7 @@ fn candle_keeps_kv_in_f16_instead_of_blocks_and_says_so() {
         load_model(&parity_folder().join("llama"), &LoadOptions { device, kv_type, ..exact() })
             .expect("loads")
     };
-    let [mut blocks, mut halves] = [KvType::Q8_0, KvType::F16].map(load);
+    let [mut blocks, mut halves] = [KvType::Q6_0, KvType::F16].map(load);
     let notices: Vec<String> = blocks.notices.iter().map(ToString::to_string).collect();
     assert!(notices.iter().any(|notice| notice.contains("q8_0") && notice.contains("f16")), "{notices:?}");
     assert!(halves.notices.is_empty(), "{:?}", halves.notices);

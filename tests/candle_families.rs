@@ -361,6 +361,7 @@ fn what_would_be_ignored_is_refused() {
         (LoadOptions { dtype: Some(Dtype::Bf16), ..exact() }, "bf16"),
         (LoadOptions { dtype: None, quantize: Some(Dtype::Q8_0), ..exact() }, "q8_0"),
         (LoadOptions { kv_type: KvType::Q8_0, ..exact() }, "KV in q8_0"),
+        (LoadOptions { kv_type: KvType::Q5_1, ..exact() }, "KV in q5_1"),
     ] {
         let error = refused(&checkpoint("phi"), &options).to_string();
         assert!(error.contains("candle-transformers") && error.contains(named), "{error}");

@@ -27,6 +27,8 @@ fn ways() -> Vec<Way> {
         way("F16, KV f32", LoadOptions { dtype: Some(Dtype::F16), ..stored.clone() }, [0.01, 1.0]),
         way("BF16, KV f16", LoadOptions { kv_type: KvType::F16, ..stored.clone() }, [0.01, 1.5]),
         way("BF16, KV q8_0", LoadOptions { kv_type: KvType::Q8_0, ..stored.clone() }, [0.2, 6.0]),
+        way("BF16, KV q6_0", LoadOptions { kv_type: KvType::Q6_0, ..stored.clone() }, [0.8, 12.0]),
+        way("BF16, KV q5_1", LoadOptions { kv_type: KvType::Q5_1, ..stored.clone() }, [1.5, 15.0]),
         way("Q8_0, KV f32", quantized(Dtype::Q8_0), [0.5, 8.0]),
         way("Q4_0, KV f32", quantized(Dtype::Q4_0), [3.0, 15.0]),
     ]

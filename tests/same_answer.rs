@@ -552,7 +552,13 @@ fn rows_that_are_not_wanted_are_not_missed() {
 #[test]
 fn long_contexts_are_answered_alike() {
     const CONTEXT: usize = 700;
-    let families = [("gemma3", KvType::F16), ("llama", KvType::Q8_0), ("qwen3", KvType::F32)];
+    let families = [
+        ("gemma3", KvType::F16),
+        ("llama", KvType::Q8_0),
+        ("qwen3", KvType::F32),
+        ("gemma3", KvType::Q6_0),
+        ("llama", KvType::Q5_1),
+    ];
     for (family, kv_type) in families {
         let subject = Subject::family(family).with(kv_type, None);
         let name = &subject.name;
@@ -610,6 +616,7 @@ fn what_others_left_on_disk_changes_no_answer() {
     for other in [
         stored(KvType::Q8_0, None),
         stored(KvType::F32, None),
+        stored(KvType::Q6_0, None),
         stored(KvType::F16, Some(Dtype::F32)),
         stored(KvType::F16, Some(Dtype::F16)),
     ] {

@@ -18,11 +18,13 @@ const TOGETHER: usize = 96;
 const TOKENS: usize = 107;
 
 /// Types of weights, quantisation while loading, and types of KV. `None` keeps the weights of the file.
-const WAYS: [(Option<Dtype>, Option<Dtype>, KvType); 4] = [
+const WAYS: [(Option<Dtype>, Option<Dtype>, KvType); 6] = [
     (None, None, KvType::F32),
     (Some(Dtype::F32), None, KvType::Q8_0),
     (None, Some(Dtype::Q8_0), KvType::F16),
     (None, Some(Dtype::Q4_0), KvType::Q8_0),
+    (None, None, KvType::Q6_0),
+    (None, None, KvType::Q5_1),
 ];
 
 /// Returns the entries of a folder of the repository, sorted, that are checkpoints.

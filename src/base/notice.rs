@@ -54,7 +54,7 @@ pub enum Notice {
         if *.count == 1 { "matrix is" } else { "matrices are" }
     )]
     WeightTypes { count: usize, dtype: &'static str, asked: &'static str },
-    #[error("KV is kept in f16, twice the size of q8_0, which only the CPU computes with")]
+    #[error("KV is kept in f16: only the CPU computes with q8_0, q6_0 and q5_1")]
     KvInHalves,
     #[error(
         "weights in {} take {mebibytes} MiB more in memory than in the file: indices of groups of values become a number for \

@@ -162,7 +162,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "SET", value_parser = one_of(&INSTRUCTION_SETS), hide_short_help = true)]
     pub cpu: Option<Isa>,
 
-    /// Type of the KV cache (default: f16; q8_0 takes about half of that, on the CPU only)
+    /// Type of the KV cache (default: f16; on the CPU q8_0 takes 53% of that, q6_0 41% and q5_1 38%, with answers further from f16's)
     #[arg(long, value_name = "TYPE", value_parser = one_of(&KV_TYPES), hide_short_help = true)]
     pub kv_type: Option<KvType>,
 
@@ -447,8 +447,13 @@ pub const POOLINGS: [FlagValue<Pooling>; 4] = [
 ];
 
 /// `--kv-type`.
-pub const KV_TYPES: [FlagValue<KvType>; 3] =
-    [("f32", KvType::F32, ""), ("f16", KvType::F16, ""), ("q8_0", KvType::Q8_0, "")];
+pub const KV_TYPES: [FlagValue<KvType>; 5] = [
+    ("f32", KvType::F32, ""),
+    ("f16", KvType::F16, ""),
+    ("q8_0", KvType::Q8_0, ""),
+    ("q6_0", KvType::Q6_0, ""),
+    ("q5_1", KvType::Q5_1, ""),
+];
 
 /// `--device`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

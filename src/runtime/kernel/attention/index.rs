@@ -14,7 +14,8 @@
 //! Factors that all scores share are left out: they change no choice.
 
 use super::lanes::VectorLanes;
-use super::stored::{F16, F32, KvType, PAGE_TOKENS, Q8, Stored};
+use super::packed::{self, PackedForm, PageRows};
+use super::stored::{F16, F32, KvPart, KvType, PAGE_TOKENS, Q8, Stored};
 use super::tile::{KvBlock, score_page};
 use super::{MOST_SCORED, tile, with_tile};
 use crate::wide::dispatch_wide;
@@ -53,7 +54,29 @@ unsafe fn index_any<V: VectorLanes>(query: &IndexQuery<'_>, keys: &[u8], scores:
             KvType::F32 => index_body::<V, F32>(query, keys, scores),
             KvType::F16 => index_body::<V, F16>(query, keys, scores),
             KvType::Q8_0 => index_body::<V, Q8>(query, keys, scores),
+            KvType::Q6_0 => index_packed::<V>(query, PackedForm::SIX, keys, scores),
+            KvType::Q5_1 => index_packed::<V>(query, PackedForm::FIVE, keys, scores),
         }
+    }
+}
+
+/// # Safety
+/// The processor has `V`'s instruction set.
+#[inline(always)]
+unsafe fn index_packed<V: VectorLanes>(
+    query: &IndexQuery<'_>,
+    form: PackedForm,
+    keys: &[u8],
+    scores: &mut [f32],
+) {
+    let head_dim = query.q.len() / query.num_heads();
+    let (mut q, mut rows) = (query.q.to_vec(), PageRows::default());
+    packed::rotate(&mut q, packed::part_len(head_dim));
+    // SAFETY: by this function's contract.
+    unsafe {
+        packed::read_page::<V>(form, KvPart::Keys, keys, head_dim, &mut rows);
+        let query = IndexQuery { q: &q, ..*query };
+        index_body::<V, F32>(&query, bytemuck::cast_slice(&rows.values), scores);
     }
 }
 

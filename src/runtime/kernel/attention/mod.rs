@@ -14,11 +14,14 @@
 //! out = mixed / sum, after a sink has joined max and sum
 //! ```
 //!
+//! Packed rows are read as f32 and are rotated; so are the queries, and a run's `mixed` is rotated back before it is merged.
+//!
 //! Runs can be reduced by different threads and merged afterwards, or by one thread in order: the merges are
 //! the same. Positions that a query does not see are never multiplied, so an infinity in them has no effect.
 
 mod index;
 mod lanes;
+mod packed;
 mod stored;
 #[cfg(test)]
 mod tests;
@@ -28,9 +31,10 @@ use std::ops::Range;
 
 pub use index::{IndexQuery, KeyBlocks, index_page};
 pub(crate) use lanes::VectorLanes;
+use packed::PageRows;
 pub use stored::{BLOCK, KvPart, KvType, KvValues, PAGE_TOKENS, copy_rows, read_row, write_row};
 use stored::{F16, F32, Q8, Stored};
-use tile::{KvBlock, mix_page, score_page, score_rows};
+use tile::{KvBlock, mix_page, prefetch, score_page, score_rows};
 
 use super::dot::sum_lanes;
 use super::isa::{Isa, dispatch};
@@ -161,6 +165,8 @@ pub struct Scratch {
     stats: Vec<[f32; 2]>,
     /// Positions of a run that each query sees.
     seen: Vec<Range<usize>>,
+    /// Packed rows of a page and head.
+    rows: PageRows,
 }
 
 /// Reduces `runs` of the visible positions to one partial result per query, `[kv_heads][rows][heads][partial_len]`.
@@ -181,6 +187,7 @@ pub fn attend<'a>(
     let Queries { rows, kv_heads, heads, head_dim, row_stride, .. } = *queries;
     let value_dim = queries.value_dim();
     assert!(value_dim <= head_dim, "values are at most as wide as keys");
+    assert!(queries.kv_type.fits(head_dim, queries.values), "whole parts of the rotation");
     assert_eq!(partials.len(), queries.count() * partial_len(value_dim), "a partial result for each query");
     for partial in partials.chunks_exact_mut(partial_len(value_dim)) {
         partial[..value_dim].fill(0.0);
@@ -190,6 +197,9 @@ pub fn attend<'a>(
     for (kv_head, row) in (0..kv_heads).flat_map(|kv_head| (0..rows).map(move |row| (kv_head, row))) {
         let start = row * row_stride + kv_head * heads * head_dim;
         scratch.q.extend_from_slice(&queries.q[start..][..heads * head_dim]);
+    }
+    if queries.kv_type.packed().is_some() {
+        packed::rotate(&mut scratch.q, packed::part_len(head_dim));
     }
     scratch.scores.resize(queries.count() * RUN_TOKENS, 0.0);
     scratch.mixed.resize(queries.count() * mixed_stride(value_dim), 0.0);
@@ -284,23 +294,45 @@ impl RunTask<'_> {
         }
     }
 
-    /// Returns a page's keys or values for one KV head.
+    /// Returns a page's keys or values for one KV head, as they are stored.
     #[inline(always)]
-    fn block<S: Stored>(&self, part: KvPart, page: usize, kv_head: usize) -> KvBlock<S::Element> {
+    fn bytes(&self, part: KvPart, page: usize, kv_head: usize) -> &[u8] {
         let bytes = match part {
             KvPart::Keys => self.pages[page].keys,
             KvPart::Values => self.pages[page].values,
         };
-        let dim = self.queries.row_dim(part);
-        let len = PAGE_TOKENS * self.queries.kv_type.row_bytes(dim);
-        KvBlock::new::<S>(&bytes[kv_head * len..][..len], dim)
+        let len = PAGE_TOKENS * self.queries.kv_type.row_bytes(self.queries.row_dim(part));
+        &bytes[kv_head * len..][..len]
+    }
+
+    /// Returns them for the kernels, with the block to prefetch. Packed ones are read into `rows`, while the next are prefetched.
+    ///
+    /// # Safety
+    /// The processor has `V`'s instruction set.
+    #[inline(always)]
+    unsafe fn block<V: VectorLanes, S: Stored>(
+        &self,
+        part: KvPart,
+        [page, kv_head]: [usize; 2],
+        rows: &mut PageRows,
+    ) -> (KvBlock<S::Element>, Option<*const S::Element>) {
+        let (bytes, dim) = (self.bytes(part, page, kv_head), self.queries.row_dim(part));
+        let next = self.next(part, page, kv_head);
+        if let Some(form) = self.queries.kv_type.packed() {
+            let layout = if part == KvPart::Keys { self.queries.values.key_layout() } else { part };
+            prefetch(next, 0, bytes.len());
+            // SAFETY: by this function's contract.
+            unsafe { packed::read_page::<V>(form, layout, bytes, dim, rows) };
+            return (KvBlock::new::<S>(bytemuck::cast_slice(&rows.values), dim), None);
+        }
+        (KvBlock::new::<S>(bytes, dim), next.map(<*const u8>::cast))
     }
 
     /// Returns the block [`AHEAD_BYTES`] after this one.
     #[inline(always)]
-    fn next<S: Stored>(&self, part: KvPart, page: usize, kv_head: usize) -> Option<*const S::Element> {
-        let Queries { kv_heads, head_dim, .. } = *self.queries;
-        let ahead = AHEAD_BYTES.div_ceil(PAGE_TOKENS * head_dim * size_of::<S::Element>());
+    fn next(&self, part: KvPart, page: usize, kv_head: usize) -> Option<*const u8> {
+        let Queries { kv_heads, head_dim, kv_type, .. } = *self.queries;
+        let ahead = AHEAD_BYTES.div_ceil(PAGE_TOKENS * kv_type.row_bytes(head_dim));
         let index = (page - self.numbers.start) * kv_heads + kv_head + ahead;
         let count = self.numbers.len() * kv_heads;
         let (part, index) = match part {
@@ -309,7 +341,7 @@ impl RunTask<'_> {
             _ => return None,
         };
         let page = self.numbers.start + index / kv_heads;
-        Some(self.block::<S>(part, page, index % kv_heads).elements)
+        Some(self.bytes(part, page, index % kv_heads).as_ptr())
     }
 }
 
@@ -324,7 +356,7 @@ unsafe fn reduce_any<V: VectorLanes>(run: &RunTask<'_>, scratch: &mut Scratch, p
     // SAFETY: by this function's contract.
     unsafe {
         match run.queries.kv_type {
-            KvType::F32 => reduce_body::<V, F32>(run, scratch, partials),
+            KvType::F32 | KvType::Q6_0 | KvType::Q5_1 => reduce_body::<V, F32>(run, scratch, partials),
             KvType::F16 => reduce_body::<V, F16>(run, scratch, partials),
             KvType::Q8_0 => reduce_body::<V, Q8>(run, scratch, partials),
         }
@@ -355,6 +387,12 @@ unsafe fn reduce_body<V: VectorLanes, S: Stored>(
         mix::<V, S>(run, scratch);
     }
     let value_dim = run.queries.value_dim();
+    if run.queries.kv_type.packed().is_some() {
+        let part = packed::part_len(run.queries.row_dim(KvPart::Values));
+        for mixed in scratch.mixed.chunks_exact_mut(mixed_stride(value_dim)) {
+            packed::rotate(&mut mixed[..value_dim], part);
+        }
+    }
     let mixed = scratch.mixed.chunks_exact(mixed_stride(value_dim)).zip(&scratch.stats);
     for (partial, (mixed, stats)) in partials.chunks_exact_mut(partial_len(value_dim)).zip(mixed) {
         let (values, state) = partial.split_at_mut(value_dim);
@@ -403,8 +441,9 @@ unsafe fn score<V: VectorLanes, S: Stored>(run: &RunTask<'_>, scratch: &mut Scra
     let head_dim = run.queries.head_dim;
     for page in run.numbers.clone() {
         for kv_head in 0..run.queries.kv_heads {
-            let keys = run.block::<S>(KvPart::Keys, page, kv_head);
-            let mut next = run.next::<S>(KvPart::Keys, page, kv_head);
+            // SAFETY: by this function's contract.
+            let (keys, mut next) =
+                unsafe { run.block::<V, S>(KvPart::Keys, [page, kv_head], &mut scratch.rows) };
             for (query, size) in tiles::<V>(run.queries, kv_head, MOST_SCORED) {
                 // The first query sees furthest back, the last one furthest forward.
                 let seen = scratch.seen[query].start..scratch.seen[query + size - 1].end;
@@ -520,8 +559,9 @@ unsafe fn mix<V: VectorLanes, S: Stored>(run: &RunTask<'_>, scratch: &mut Scratc
     scratch.mixed.fill(0.0);
     for page in run.numbers.clone() {
         for kv_head in 0..run.queries.kv_heads {
-            let values = run.block::<S>(KvPart::Values, page, kv_head);
-            let mut next = run.next::<S>(KvPart::Values, page, kv_head);
+            // SAFETY: by this function's contract.
+            let (values, mut next) =
+                unsafe { run.block::<V, S>(KvPart::Values, [page, kv_head], &mut scratch.rows) };
             for (query, size) in tiles::<V>(run.queries, kv_head, most_mixed::<S>()) {
                 let (first, last) = (scratch.seen[query].clone(), scratch.seen[query + size - 1].clone());
                 let common = last.start..first.end.max(last.start);

@@ -3,12 +3,14 @@
 //! Keys are `[head_dim][PAGE_TOKENS]`, so that a register holds one coordinate of many tokens and a score
 //! needs no sum across lanes; values are `[PAGE_TOKENS][head_dim]`, and so are keys that hold the values. In
 //! [`KvType::Q8_0`] both are signed bytes, followed by the scales in f16, `[block][PAGE_TOKENS]`: a token's
-//! row is cut into blocks of [`BLOCK`] values, the last of which may be shorter.
+//! row is cut into blocks of [`BLOCK`] values, the last of which may be shorter. Rows of five and six bits are [`packed`].
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use super::lanes::VectorLanes;
+use super::packed::{self, PackedForm};
+use crate::wide::LANES;
 
 /// Tokens per KV page. 32 keeps tables small while a partly filled page wastes little; fixed, so that attention's
 /// blocking, and so its rounding, is the same everywhere.
@@ -25,11 +27,15 @@ pub enum KvType {
     F16,
     /// Signed bytes with an f16 scale for each 32 values.
     Q8_0,
+    /// Six bits for a value and an f16 scale for each 32, of rotated rows.
+    Q6_0,
+    /// Five bits for a value, an f16 scale and an f16 least value for each 32, of rotated rows.
+    Q5_1,
 }
 
 impl KvType {
     /// All types.
-    pub const ALL: [KvType; 3] = [KvType::F32, KvType::F16, KvType::Q8_0];
+    pub const ALL: [KvType; 5] = [KvType::F32, KvType::F16, KvType::Q8_0, KvType::Q6_0, KvType::Q5_1];
 
     /// Returns the bytes of one head's keys or values of one token.
     pub const fn row_bytes(self, head_dim: usize) -> usize {
@@ -37,6 +43,32 @@ impl KvType {
             KvType::F32 => 4 * head_dim,
             KvType::F16 => 2 * head_dim,
             KvType::Q8_0 => head_dim + 2 * head_dim.div_ceil(BLOCK),
+            KvType::Q6_0 => PackedForm::SIX.row_bytes(head_dim),
+            KvType::Q5_1 => PackedForm::FIVE.row_bytes(head_dim),
+        }
+    }
+
+    /// Returns whether values are rounded to codes with a scale for each 32.
+    pub const fn is_quantized(self) -> bool {
+        !matches!(self, KvType::F32 | KvType::F16)
+    }
+
+    /// Returns whether a head can have keys and values of these widths: values in packed keys must be whole parts of the rotation.
+    pub fn fits(self, head_dim: usize, values: KvValues) -> bool {
+        match values {
+            KvValues::InKeys(dim) if self.packed().is_some() => {
+                dim.is_multiple_of(packed::part_len(head_dim))
+            }
+            _ => true,
+        }
+    }
+
+    /// Returns the form of [`packed`] rows.
+    pub const fn packed(self) -> Option<PackedForm> {
+        match self {
+            KvType::Q6_0 => Some(PackedForm::SIX),
+            KvType::Q5_1 => Some(PackedForm::FIVE),
+            KvType::F32 | KvType::F16 | KvType::Q8_0 => None,
         }
     }
 
@@ -45,6 +77,8 @@ impl KvType {
             KvType::F32 => "f32",
             KvType::F16 => "f16",
             KvType::Q8_0 => "q8_0",
+            KvType::Q6_0 => "q6_0",
+            KvType::Q5_1 => "q5_1",
         }
     }
 }
@@ -113,7 +147,7 @@ pub enum KvPart {
 impl KvPart {
     /// Returns the index of a token's value within the page's block.
     #[inline(always)]
-    fn index(self, head_dim: usize, token: usize, dim: usize) -> usize {
+    pub(super) fn index(self, head_dim: usize, token: usize, dim: usize) -> usize {
         match self {
             KvPart::Keys => dim * PAGE_TOKENS + token,
             KvPart::Values => token * head_dim + dim,
@@ -153,6 +187,8 @@ pub fn write_row(kv_type: KvType, part: KvPart, block: &mut [u8], token: usize, 
                 }
             }
         }
+        KvType::Q6_0 => packed::write(PackedForm::SIX, part, block, token, row),
+        KvType::Q5_1 => packed::write(PackedForm::FIVE, part, block, token, row),
     }
 }
 
@@ -180,13 +216,22 @@ fn quantize(row: &[f32]) -> (f16, [i8; BLOCK]) {
 pub fn read_row(kv_type: KvType, part: KvPart, block: &[u8], token: usize, row: &mut [f32]) {
     let head_dim = row.len();
     assert_eq!(block.len(), PAGE_TOKENS * kv_type.row_bytes(head_dim), "the block of a head");
+    if let Some(form) = kv_type.packed() {
+        let mut rows = packed::PageRows::default();
+        // SAFETY: every processor has plain arrays.
+        unsafe { packed::read_page::<[f32; LANES]>(form, part, block, head_dim, &mut rows) };
+        row.iter_mut()
+            .enumerate()
+            .for_each(|(dim, value)| *value = rows.values[part.index(head_dim, token, dim)]);
+        return packed::rotate(row, packed::part_len(head_dim));
+    }
     let half = |bits: u16| f16::from_bits(bits).to_f32();
     for (dim, value) in row.iter_mut().enumerate() {
         let at = part.index(head_dim, token, dim);
         *value = match kv_type {
             KvType::F32 => bytemuck::cast_slice::<_, f32>(block)[at],
             KvType::F16 => half(bytemuck::cast_slice(block)[at]),
-            KvType::Q8_0 => {
+            _ => {
                 let (codes, scales) = block.split_at(PAGE_TOKENS * head_dim);
                 let scale = half(bytemuck::cast_slice(scales)[dim / BLOCK * PAGE_TOKENS + token]);
                 f32::from(bytemuck::cast_slice::<_, i8>(codes)[at]) * scale
@@ -212,22 +257,33 @@ pub fn copy_rows(
     let element = match kv_type {
         KvType::F32 => size_of::<f32>(),
         KvType::F16 => size_of::<f16>(),
-        KvType::Q8_0 => size_of::<i8>(),
+        _ => size_of::<i8>(),
     };
     let mut copy = |at: &dyn Fn(usize) -> usize, len: usize| {
         to.0[at(to.1)..][..len].copy_from_slice(&from.0[at(from.1)..][..len]);
     };
+    let number = size_of::<f16>();
+    let mut copy_numbers = |code_bytes: usize, num_arrays: usize| {
+        for block in 0..num_arrays * head_dim.div_ceil(BLOCK) {
+            let first = code_bytes + PAGE_TOKENS * number * block;
+            copy(&|token| first + number * token, number * count);
+        }
+    };
+    if let Some(form) = kv_type.packed() {
+        copy_numbers(form.code_bytes(head_dim), form.num_arrays());
+        for (dim, token) in (0..head_dim).flat_map(|dim| (0..count).map(move |token| (dim, token))) {
+            let code = form.code(from.0, part.index(head_dim, from.1 + token, dim));
+            form.set_code(to.0, part.index(head_dim, to.1 + token, dim), code);
+        }
+        return;
+    }
+    if kv_type == KvType::Q8_0 {
+        copy_numbers(PAGE_TOKENS * head_dim, 1);
+    }
     match part {
         KvPart::Values => copy(&|token| token * head_dim * element, count * head_dim * element),
         KvPart::Keys => (0..head_dim)
             .for_each(|dim| copy(&|token| (dim * PAGE_TOKENS + token) * element, count * element)),
-    }
-    if kv_type == KvType::Q8_0 {
-        let scale = size_of::<f16>();
-        for block in 0..head_dim.div_ceil(BLOCK) {
-            let first = PAGE_TOKENS * (head_dim + scale * block);
-            copy(&|token| first + scale * token, scale * count);
-        }
     }
 }
 

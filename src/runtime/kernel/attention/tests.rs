@@ -205,7 +205,8 @@ fn cases(len: usize) -> Vec<AttentionCase> {
         let in_keys = in_keys.map(|(head_dim, heads, values)| (head_dim, heads, KvValues::InKeys(values)));
         let narrow = [(24, 4, 16), (192, 2, 128), (40, 3, 9)];
         let narrow = narrow.map(|(head_dim, heads, values)| (head_dim, heads, KvValues::Narrow(values)));
-        for (head_dim, heads, values) in own.into_iter().chain(in_keys).chain(narrow) {
+        let shapes = own.into_iter().chain(in_keys).chain(narrow);
+        for (head_dim, heads, values) in shapes.filter(|(dim, _, values)| kv_type.fits(*dim, *values)) {
             for (window, softcap) in [(None, None), (Some(70), None), (Some(1), Some(2.0)), (Some(300), None)]
             {
                 let history = History::new(kv_type, head_dim, values, len);

@@ -36,7 +36,7 @@ impl<E> KvBlock<E> {
 /// Prefetches `count` elements of the next block into the second-level cache. Blocks of a few KiB are too short for
 /// the processor's own prefetching, and the first-level cache has too few outstanding lines.
 #[inline(always)]
-fn prefetch<E>(next: Option<*const E>, element: usize, count: usize) {
+pub fn prefetch<E>(next: Option<*const E>, element: usize, count: usize) {
     #[cfg(target_arch = "x86_64")]
     if let Some(next) = next {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};

@@ -3,7 +3,6 @@
 use candle_core::Device as CandleDevice;
 
 use super::{Device, LoadOptions, ModelFiles, backend, open_device};
-use crate::backend::KvType;
 use crate::memory::Demand;
 use crate::model::Model;
 use crate::model::candle_models::{CandlePlan, Prefill};
@@ -22,8 +21,8 @@ pub fn check(files: &ModelFiles, plan: &CandlePlan, options: &LoadOptions) -> Lo
     let asked = match (options.quantize, options.dtype, options.kv_type) {
         (Some(dtype), _, _) => format!("weights in {}", dtype.name()),
         (None, Some(dtype), _) if dtype != Dtype::F32 => format!("weights in {}", dtype.name()),
-        (_, _, KvType::Q8_0) => format!("KV in {}", options.kv_type.name()),
-        (None, None | Some(_), KvType::F32 | KvType::F16) => return Ok(()),
+        (_, _, kv_type) if kv_type.is_quantized() => format!("KV in {}", kv_type.name()),
+        _ => return Ok(()),
     };
     let message = format!(
         "{} runs through candle-transformers, which supports f32 only, not {asked}",

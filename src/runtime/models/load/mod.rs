@@ -466,11 +466,11 @@ impl<'a> Planned<'a> {
     }
 }
 
-/// Returns the options in force: a GPU keeps KV in f16 instead of q8_0; what a packed folder has in floats of 8 or 4 bits is
+/// Returns the options in force: a GPU keeps KV in f16 instead of in codes; what a packed folder has in floats of 8 or 4 bits is
 /// kept in bf16, unless a type is asked for. Exactly, it would take four bytes for each value.
 fn in_force(files: &ModelFiles, options: &LoadOptions, notices: &mut Vec<Notice>) -> LoadOptions {
     let mut options = options.clone();
-    if matches!(options.device, Device::Candle(_)) && options.kv_type == KvType::Q8_0 {
+    if matches!(options.device, Device::Candle(_)) && options.kv_type.is_quantized() {
         options.kv_type = KvType::F16;
         notices.push(Notice::KvInHalves);
     }

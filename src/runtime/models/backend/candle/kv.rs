@@ -88,7 +88,10 @@ impl CandleKv {
         let of_rows = match kv_type {
             KvType::F32 => DType::F32,
             KvType::F16 => DType::F16,
-            KvType::Q8_0 => candle_core::bail!("KV of type q8_0 is for the CPU only; a GPU keeps f16 or f32"),
+            _ => candle_core::bail!(
+                "KV of type {} is for the CPU only; a GPU keeps f16 or f32",
+                kv_type.name()
+            ),
         };
         let layer = |store: &Store| KvLayer {
             shape: store.shape,

@@ -31,9 +31,9 @@ use low_rank::LowRankScratch;
 pub use whole::WholeSpan;
 
 use super::{
-    Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, GatedNetwork, IndexerSpec, KvLayout, KvType,
-    PageId, Product, RowSpan, SelectedKeys, SsmSpec, TextHeads, WeightedRows, add_feed_forward_in_steps,
-    feed_forward_in_steps,
+    Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, GatedNetwork, IndexerSpec, KvLayout, KvShape,
+    KvType, PageId, Product, RowSpan, SelectedKeys, SsmSpec, StoreShape, TextHeads, WeightedRows,
+    add_feed_forward_in_steps, feed_forward_in_steps,
 };
 use crate::panels::{LoadedPanels, PanelStore};
 use crate::tensor::{HostTensor, SharedBytes};
@@ -511,6 +511,16 @@ impl Backend for Cpu {
     }
 
     fn kv(&self, layout: &KvLayout, kv_type: KvType) -> Result<CpuKv, LoadError> {
+        for store in &layout.stores {
+            if let StoreShape::Rows(KvShape { head_dim, values, .. }) = store.shape
+                && !kv_type.fits(head_dim, values)
+            {
+                let (kv_type, dim) = (kv_type.name(), values.dim(head_dim));
+                return Err(LoadError::Device(format!(
+                    "KV of type {kv_type} takes no keys of {head_dim} numbers of which {dim} are the values (q8_0 does)"
+                )));
+            }
+        }
         Ok(CpuKv::new(layout, kv_type))
     }
 
