@@ -442,8 +442,10 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
         let (x, weight, bias) = (self.rows(5, 48, 3.0), self.vector(48), self.vector(48));
         self.backend.layer_norm(&x, [&weight, &bias], 1e-5, &mut out).unwrap();
         self.record("layer_norm", FLOAT, &out);
-        for texts in [vec![0..700], vec![0..1, 1..40, 40..47, 47..600], vec![0..9]] {
-            let rows = texts[texts.len() - 1].end;
+        for ends in [&[700][..], &[1, 40, 47, 600], &[9]] {
+            let texts: Vec<Range<usize>> =
+                [&[0], ends].concat().windows(2).map(|pair| pair[0]..pair[1]).collect();
+            let rows = ends[ends.len() - 1];
             let [q, k, v] = [48, 16, 16].map(|width| self.rows(rows, width, 2.0));
             for reach in [Reach::WHOLE, Reach::both(16), Reach::causal(None), Reach::causal(Some(7))] {
                 for softcap in [None, Some(1.5)] {
