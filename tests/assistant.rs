@@ -113,8 +113,11 @@ fn an_assistant_drafts_as_transformers_does_from_either_form_of_file() {
     for (model, assistant) in PAIRS {
         let folder = assistant_folder(assistant);
         let converted = gguf(&folder, &[]);
-        for path in [&folder, &converted.path] {
-            let mut loaded = load_pair(&checkpoint(model), path, &exact()).expect("loads");
+        let each = [exact(), on_candle()];
+        for (path, options) in
+            [&folder, &converted.path].into_iter().flat_map(|path| each.iter().map(move |on| (path, on)))
+        {
+            let mut loaded = load_pair(&checkpoint(model), path, options).expect("loads");
             for golden in goldens(&folder) {
                 let worst = worst(&mut *loaded.model, &golden);
                 let len = golden.prompt.len();

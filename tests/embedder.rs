@@ -14,7 +14,7 @@ use crate::common::prelude::*;
 use crate::serve_ops::binary::{Serving, start_as_told};
 use crate::serve_ops::client::{ask, get};
 
-const FAMILIES: [&str; 7] = [
+pub const FAMILIES: [&str; 7] = [
     "bert-cls",
     "bert-mean",
     "embedding-gemma-mean",
@@ -24,12 +24,16 @@ const FAMILIES: [&str; 7] = [
     "xlm-roberta-cls",
 ];
 
-fn encoder(name: &str) -> Option<PathBuf> {
+pub fn encoder(name: &str) -> Option<PathBuf> {
     let folder = fixtures()?.join("encoders").join(name);
     folder.is_dir().then_some(folder)
 }
 
-fn load(path: &Path, asked: Option<AskedTask>, options: &LoadOptions) -> Result<LoadedEmbedder, LoadError> {
+pub fn load(
+    path: &Path,
+    asked: Option<AskedTask>,
+    options: &LoadOptions,
+) -> Result<LoadedEmbedder, LoadError> {
     let source = match path.is_dir() {
         true => ModelSource::Folder(path.to_owned()),
         false => ModelSource::Gguf(path.to_owned()),

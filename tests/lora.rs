@@ -325,12 +325,16 @@ impl Golden {
         listed.iter().map(adapter).collect()
     }
 
-    /// Logits within 1e-3 of PEFT's, and the same greedy tokens.
+    /// Logits within 1e-3 of PEFT's, and the same greedy tokens, on the CPU backend and on candle's devices.
     fn check(&self, model: &Path, case: &str, adapters: &[(PathBuf, f32)]) {
-        let way = format!("{}, {case}", model.display());
+        [exact(), on_candle()].iter().for_each(|options| self.check_on(options, model, case, adapters));
+    }
+
+    fn check_on(&self, on: &LoadOptions, model: &Path, case: &str, adapters: &[(PathBuf, f32)]) {
+        let way = format!("{}, {case}, {:?}", model.display(), on.device);
         let tokens: Vec<u32> = self.list("tokens");
         let adapters: Vec<(&Path, f32)> = adapters.iter().map(|(path, scale)| (&**path, *scale)).collect();
-        let options = LoadOptions { adapters: with_adapters(&adapters).adapters, ..exact() };
+        let options = LoadOptions { adapters: with_adapters(&adapters).adapters, ..on.clone() };
         let mut loaded = load_model(model, &options).unwrap_or_else(|error| panic!("{way}: {error}"));
         let stored = self.logits.tensor(&format!("{case}.logits")).expect("readable").expect("there");
         let expected: Vec<f32> =

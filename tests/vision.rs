@@ -194,6 +194,23 @@ fn answers_about_images_are_the_references_in_every_family() {
     assert!(wrong.is_empty(), "{} differ\n{}", wrong.len(), wrong.join("\n"));
 }
 
+/// The towers compute on the CPU, and their rows go to the device.
+#[test]
+fn answers_about_images_are_the_references_on_candles_devices_too() {
+    let Some(folder) = fixtures().map(|folder| folder.join("vision")) else { return };
+    let mut wrong = Vec::new();
+    for family in FAMILIES {
+        let of_family = folder.join(family);
+        let loaded = load_model(&of_family, &on_candle()).unwrap_or_else(|error| panic!("{family}: {error}"));
+        let mut seeing = Seeing::new(loaded, 128, None);
+        for (name, prompt) in prompts(&of_family) {
+            let answer = seeing.answer(&prompt["messages"], &folder.join("images"));
+            wrong.extend(difference(family, &name, &prompt, &answer));
+        }
+    }
+    assert!(wrong.is_empty(), "{} differ\n{}", wrong.len(), wrong.join("\n"));
+}
+
 #[test]
 fn answers_of_gguf_files_with_their_mmproj_are_the_references_too() {
     let Some(folder) = fixtures().map(|folder| folder.join("vision")) else { return };

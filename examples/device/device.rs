@@ -26,8 +26,8 @@ use llmctl_models::backend::KvType;
 use llmctl_models::backend::candle::{Candle, DeviceKind, open_device};
 use llmctl_models::backend::cpu::Cpu;
 use llmctl_models::kv::{NO_PAGE, PagePool, PageRef, PageTable};
-use llmctl_models::load::{self, CpuOptions, ImageUse, LoadOptions, PredictionUse};
-use llmctl_models::model::{Batch, Model, Row};
+use llmctl_models::load::{self, AskedTask, CpuOptions, LoadOptions, Pooling, PredictionUse};
+use llmctl_models::model::{Batch, Model, Row, TextIds};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
@@ -139,23 +139,19 @@ fn relative(got: &[f32], expected: &[f32]) -> f32 {
     if got.len() == expected.len() { (difference / own).sqrt() } else { f32::NAN }
 }
 
-fn load_file(path: &Path, device: load::Device, dtype: Option<Dtype>) -> Result<Box<dyn Model>, Failure> {
+fn resolved(path: &Path) -> Resolved {
     let source =
         if path.is_dir() { ModelSource::Folder(path.into()) } else { ModelSource::Gguf(path.into()) };
-    let options = LoadOptions {
-        device,
-        dtype,
-        quantize: None,
-        context: None,
-        kv_type: KvType::F32,
-        kv_memory: None,
-        available_memory: None,
-        packed: None,
-        prediction: PredictionUse::Never,
-        images: ImageUse::default(),
-        adapters: Vec::new(),
-    };
-    Ok(load::load(&Resolved::new(path.display().to_string(), source), &options, &mut |_, _| ())?.model)
+    Resolved::new(path.display().to_string(), source)
+}
+
+fn options(device: load::Device, dtype: Option<Dtype>) -> LoadOptions {
+    let prediction = PredictionUse::Never;
+    LoadOptions { device, dtype, kv_type: KvType::F32, prediction, ..LoadOptions::default() }
+}
+
+fn load_file(path: &Path, device: load::Device, dtype: Option<Dtype>) -> Result<Box<dyn Model>, Failure> {
+    Ok(load::load(&resolved(path), &options(device, dtype), &mut |_, _| ())?.model)
 }
 
 fn paths_in(folder: &str) -> Result<Vec<PathBuf>, Failure> {
@@ -197,8 +193,34 @@ fn parity(kind: DeviceKind) -> Result<Value, Failure> {
             wrong.push(format!("{name}: {single:e} row by row, {whole:e} at once"));
         }
     }
+    // `.ci/cuda device` puts encoders there if it has some; decoders read texts too.
+    let mut readers = paths_in("target/device/encoders").unwrap_or_default();
+    readers.extend(["qwen3", "gemma3"].map(|name| Path::new("tests/parity").join(name)));
+    for path in readers {
+        let name = format!("texts by {}", path.file_name().unwrap_or_default().to_string_lossy());
+        match text_difference(kind, &path) {
+            Ok(difference) if difference <= LOGITS => differences[&name] = json!(difference),
+            Ok(difference) => wrong.push(format!("{name}: {difference:e}")),
+            Err(error) => wrong.push(format!("{name}: {error}")),
+        }
+    }
     let ok = wrong.is_empty() && differences.as_object().is_some_and(|all| all.len() > 20);
     Ok(json!({ "ok": ok, "wrong": wrong, "refused": refused, "differences": differences }))
+}
+
+/// Returns the difference of the hidden states of texts, some of them pairs, from the CPU backend's.
+fn text_difference(kind: DeviceKind, path: &Path) -> Result<f32, Failure> {
+    let encode = |device| -> Result<Vec<f32>, Failure> {
+        let (asked, options) = (Some(AskedTask::Pooling(Pooling::Mean)), options(device, Some(Dtype::F32)));
+        let mut model = load::load_embedder(&resolved(path), asked, &options, &mut |_, _| ())?.model;
+        let texts = [1, 9, 60, 200].map(|len| tokens(len, model.spec().vocab_size, len));
+        let texts: Vec<TextIds<'_>> =
+            texts.iter().map(|ids| TextIds { ids, second: ids.len().div_ceil(2) }).collect();
+        let mut hidden = Vec::new();
+        model.encode(&texts, &mut hidden)?;
+        Ok(hidden)
+    };
+    Ok(relative(&encode(load::Device::Candle(kind))?, &encode(load::Device::Cpu(CpuOptions::new(2)))?))
 }
 
 /// Returns the largest difference of logits from the stored ones, of all prompts in one step, in chunks, and row by row.

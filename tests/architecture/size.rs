@@ -17,7 +17,7 @@ use super::{Source, assert_clean, skip_opaque, sources, without_test_modules};
 /// the engine. Issue 51 names no room: states,
 /// latent attention and sparse attention on candle's devices took 510 in models, CUDA kernels with their references 465 there, beside
 /// 381 of CUDA C++, which are not counted; memory and stream of a GPU, its check of kernels at load and products for prompts 270 in
-/// models, 5 in cli and 4 in base. A budget may only fall; a new capability gets a room, which its issue names.
+/// models, 5 in cli and 4 in base; embedders and rerankers on candle's devices, and gates of n-grams there, 44 in models. A budget may only fall; a new capability gets a room, which its issue names.
 const BUDGETS: &[(&str, usize)] = &[
     ("src/cli/", 24_582),
     ("src/bench/", 3_284),
@@ -26,7 +26,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("src/template/", 9_484),
     ("src/runtime/kernel/", 8_896),
     ("src/base/", 1_589),
-    ("src/runtime/models/", 31_202),
+    ("src/runtime/models/", 31_246),
     ("src/runtime/", 20_056), // the engine
     ("src/image/", 815),
     ("src/", 10), // lib.rs and main.rs

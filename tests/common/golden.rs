@@ -3,6 +3,7 @@
 use llmctl_base::Result;
 use llmctl_models::adapters::by_default;
 use llmctl_models::load;
+use llmctl_models::load::DeviceKind;
 use safetensors::SafeTensors;
 
 use crate::common::prelude::*;
@@ -139,6 +140,11 @@ pub fn exact() -> LoadOptions {
         kv_type: KvType::F32,
         ..LoadOptions::default()
     }
+}
+
+/// The same on candle's CPU device, which shares all of our code with its GPUs.
+pub fn on_candle() -> LoadOptions {
+    LoadOptions { device: Device::Candle(DeviceKind::Cpu), ..exact() }
 }
 
 /// Loads a checkpoint folder or a GGUF file.

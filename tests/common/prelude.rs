@@ -47,8 +47,8 @@ pub use super::{
     child_of_test, cpu, fixtures,
     gguf::GgufBuilder,
     golden::{
-        Fed, exact, families, golden_prompts, largest_difference, load_model, next_folder, page_pool,
-        parity_folder, parity_gguf, relative_distance, same_bits, top_two, worst_difference,
+        Fed, exact, families, golden_prompts, largest_difference, load_model, next_folder, on_candle,
+        page_pool, parity_folder, parity_gguf, relative_distance, same_bits, top_two, worst_difference,
     },
     kv_store, name, named,
     server::{Build, CHATML, FREE, QWENISH, Server, content, ignored, on_disk, reason, stores},

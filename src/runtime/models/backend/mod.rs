@@ -10,7 +10,7 @@ pub mod cpu;
 use std::ops::Range;
 
 use super::tensor::{HostTensor, SharedBytes};
-use llmctl_base::error::{Error, LoadError, Result};
+use llmctl_base::error::{LoadError, Result};
 pub use llmctl_kernel::attention::{KeyBlocks, KvType, KvValues, PAGE_TOKENS, ScoreRule};
 pub use llmctl_kernel::gemm::WeightedRows;
 pub use llmctl_kernel::math::Activation;
@@ -358,7 +358,7 @@ pub fn add_feed_forward_in_steps<B: Backend + ?Sized>(
     backend.add_rows(out, result, to.rows, to.weights)
 }
 
-/// Operations on `[rows, width]` activations. A backend need not have those for texts.
+/// Operations on `[rows, width]` activations.
 pub trait Backend: Send + 'static {
     /// Activations, `[rows, width]`, f32.
     type Buffer: Default + Send;
@@ -414,25 +414,21 @@ pub trait Backend: Send + 'static {
     /// Subtracts each row's mean and divides by its standard deviation, then multiplies by `weight` and adds `bias`.
     fn layer_norm(
         &self,
-        _x: &Self::Buffer,
-        [_weight, _bias]: [&Self::Vector; 2],
-        _eps: f32,
-        _out: &mut Self::Buffer,
-    ) -> Result<()> {
-        Err(Error::Backend("this device computes no layer norms".to_owned()))
-    }
+        x: &Self::Buffer,
+        weight_bias: [&Self::Vector; 2],
+        eps: f32,
+        out: &mut Self::Buffer,
+    ) -> Result<()>;
 
     /// Computes `out = attention(q)` within each text of the step, whose rows are given in ascending order: `[q, k, v]` are
     /// `[rows, num_heads * head_dim]` and twice `[rows, num_kv_heads * head_dim]`. Nothing is kept.
     fn attend_texts(
         &self,
-        _heads: &TextHeads,
-        _qkv: [&Self::Buffer; 3],
-        _texts: &[Range<usize>],
-        _out: &mut Self::Buffer,
-    ) -> Result<()> {
-        Err(Error::Backend("this device computes no attention within texts".to_owned()))
-    }
+        heads: &TextHeads,
+        qkv: [&Self::Buffer; 3],
+        texts: &[Range<usize>],
+        out: &mut Self::Buffer,
+    ) -> Result<()>;
 
     /// Normalises each of `groups` equal runs of a row by its root mean square, then multiplies the row by `weight`.
     fn rms_norm_groups(
@@ -496,8 +492,12 @@ pub trait Backend: Send + 'static {
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// Joins the parts of each of `num_heads` heads, the first before the second.
-    fn join_heads(&self, parts: [&Self::Buffer; 2], num_heads: usize, out: &mut Self::Buffer) -> Result<()>;
+    /// Joins the parts of each of `num_heads` heads, in their order.
+    fn join_heads(&self, parts: &[&Self::Buffer], num_heads: usize, out: &mut Self::Buffer) -> Result<()>;
+
+    /// Computes `out[group] = sigmoid(r(x . y / sqrt(len)))` for each of `groups` equal runs of `len` values of both rows, where `r(g)
+    /// = sign(g) * sqrt(max(|g|, 1e-6))`, and 0 for 0.
+    fn gate_groups(&self, xy: [&Self::Buffer; 2], groups: usize, out: &mut Self::Buffer) -> Result<()>;
 
     /// Uploads the angles of a step: `cos` and `sin` are `[rows, dim / 2]`.
     fn angles(&self, cos: &[f32], sin: &[f32], rows: usize, out: &mut Self::Angles) -> Result<()>;

@@ -7,7 +7,10 @@ use super::text_task::{
     AskedTask, Prompts, TextTask, TextTaskFacts, assumed_task, folder_scores, folder_task, gguf_task,
     yes_no_task,
 };
-use super::{Device, LoadOptions, backend, quantize, target, weight_bytes};
+use super::{
+    Device, LoadOptions, backend, candle, most_heads, quantize, scratch_bytes, target, weight_bytes,
+};
+use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
 use crate::memory::Demand;
 use crate::model::arch::Description;
@@ -67,6 +70,13 @@ impl Network {
 
     fn hidden_size(&self) -> usize {
         self.sizes()[0]
+    }
+
+    fn num_heads(&self) -> usize {
+        match self {
+            Network::Encoder(config) => config.num_heads,
+            Network::Decoder { description, .. } => most_heads(&description.config),
+        }
     }
 
     /// Returns the hidden size, the width of the widest feed-forward part, and the number of positions.
@@ -198,9 +208,6 @@ pub fn load_embedder(
     if let Some(reason) = network.refusal() {
         return Err(unsupported(reason));
     }
-    let Device::Cpu(cpu) = options.device else {
-        return Err(LoadError::Device("embeddings are computed on the CPU only (--device cpu)".to_owned()));
-    };
     let mut notices = resolved.notices.clone();
     notices.extend(files.notices()?);
     notices.extend(facts.is_assumed.then_some(Notice::AssumedPooling));
@@ -210,7 +217,16 @@ pub fn load_embedder(
         description.naming.tied = description.naming.tied.filter(|is_tied| *is_tied);
     }
     let asks_yes_or_no = !network.is_encoder();
-    let model = load_network(&files, network, context, options, Cpu::with(cpu).map_err(backend)?, progress)?;
+    let model = match options.device {
+        Device::Cpu(cpu) => {
+            let cpu = Cpu::with(cpu).map_err(backend)?;
+            load_network(&files, network, context, options, cpu, progress)?
+        }
+        Device::Candle(kind) => {
+            let candle = candle(kind, &mut notices)?;
+            load_network(&files, network, context, options, candle, progress)?
+        }
+    };
     Ok(LoadedEmbedder {
         name: resolved.name.clone(),
         model,
@@ -223,12 +239,12 @@ pub fn load_embedder(
 }
 
 /// Loads the network that reads texts of up to `context_length` tokens.
-fn load_network(
+fn load_network<B: Backend>(
     files: &ModelFiles,
     network: Network,
     context_length: usize,
     options: &LoadOptions,
-    cpu: Cpu,
+    backend: B,
     progress: &mut dyn FnMut(usize, usize),
 ) -> LoadResult<Box<dyn TextModel>> {
     let source = files.tensors();
@@ -239,7 +255,7 @@ fn load_network(
     let model: Box<dyn TextModel> = match network {
         Network::Encoder(config) => {
             let parts = EncoderParts { config: *config, source, context_length, convert: &convert, progress };
-            Box::new(Encoder::load(cpu, parts)?)
+            Box::new(Encoder::load(backend, parts)?)
         }
         Network::Decoder { description, is_bidirectional } => {
             let Description { config, naming, .. } = *description;
@@ -254,7 +270,7 @@ fn load_network(
                 adapters: &[],
                 progress,
             };
-            Box::new(TextDecoder::new(Decoder::load(cpu, parts)?, is_bidirectional))
+            Box::new(TextDecoder::new(Decoder::load(backend, parts)?, is_bidirectional))
         }
     };
     Ok(model)
@@ -281,7 +297,8 @@ fn context(
     // attention and result, and both sides of the feed-forward part, generously.
     let [hidden, inner, positions] = network.sizes();
     let row_bytes = 4 * (8 * hidden as u64 + 2 * inner as u64);
-    let fixed = TEXT_STEP_TOKENS as u64 * row_bytes;
+    let scratch = scratch_bytes(network.num_heads(), options.device, positions);
+    let fixed = TEXT_STEP_TOKENS as u64 * row_bytes + scratch;
     let demand = Demand { weights, kv_per_token: row_bytes, kv_fixed: 0, fixed };
     let most = match options.context {
         None => facts.max_tokens.map_or(positions, |trained| trained.min(positions)),

@@ -554,7 +554,7 @@ fn demand(
         weights: weights.saturating_add(adapters),
         kv_per_token: kv_per_token + attention_bytes_per_token(config, options.device),
         kv_fixed: page_bytes + in_windows,
-        fixed: activation_bytes(config) + scratch_bytes(config, options.device, context),
+        fixed: activation_bytes(config) + scratch_bytes(most_heads(config), options.device, context),
     })
 }
 
@@ -657,15 +657,20 @@ fn activation_bytes(config: &DecoderConfig) -> u64 {
 }
 
 /// Returns what a GPU holds beside buffers: a part of a matrix in f16, and scores three times, with their mask and softmax.
-fn scratch_bytes(config: &DecoderConfig, device: Device, context: usize) -> u64 {
+fn scratch_bytes(num_heads: usize, device: Device, context: usize) -> u64 {
     let rows = device.step_tokens();
+    let scores = num_heads.saturating_mul(rows).saturating_mul(context);
+    if rows < WIDE_ROWS { 0 } else { (WIDENED_BYTES + 12 * scores.min(GROUP_VALUES)) as u64 }
+}
+
+/// Returns the number of query heads of the layer that has most.
+fn most_heads(config: &DecoderConfig) -> usize {
     let heads = config.layers.iter().map(|layer| match &layer.mixer {
         MixerConfig::Attention(attention) => attention.num_heads,
         MixerConfig::Latent(latent) => latent.num_heads,
         _ => 0,
     });
-    let scores = heads.max().unwrap_or(0).saturating_mul(rows).saturating_mul(context);
-    if rows < WIDE_ROWS { 0 } else { (WIDENED_BYTES + 12 * scores.min(GROUP_VALUES)) as u64 }
+    heads.max().unwrap_or(0)
 }
 
 /// Guesses a tensor's purpose from its shape; only token tables have that many rows.
@@ -755,15 +760,21 @@ fn decoder(
             build(|| cpu().map_err(backend), |cpu| cpu.keeping(panels.clone()), parts, drafting)?
         }
         Device::Candle(kind) => {
-            let device = open_device(kind).map_err(backend)?;
-            notices.extend(faults(&device).iter().map(KernelFault::notice));
-            build(|| Candle::new(device.clone()).map_err(backend), |candle| candle, parts, drafting)?
+            let candle = candle(kind, notices)?;
+            build(|| Ok(candle.clone()), |candle| candle, parts, drafting)?
         }
     };
     notices.extend(panels.iter().flat_map(|panels| panels.finish()));
     let kept = kept.into_inner().into_iter();
     notices.extend(kept.map(|((dtype, asked), count)| Notice::WeightTypes { count, dtype, asked }));
     Ok(models)
+}
+
+/// Opens a device of candle. Kernels that are wrong there are notices.
+fn candle(kind: DeviceKind, notices: &mut Vec<Notice>) -> LoadResult<Candle> {
+    let device = open_device(kind).map_err(backend)?;
+    notices.extend(faults(&device).iter().map(KernelFault::notice));
+    Candle::new(device).map_err(backend)
 }
 
 /// Inputs of the drafters that read a decoder's hidden states.

@@ -3,13 +3,18 @@
 //! Query heads that share a KV head are rows of one product with its keys, so keys and values are never
 //! repeated. Scores and sums are f32, whatever the KV type.
 
+use std::ops::Range;
+
 use candle_core::{DType, Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
 
 use super::cuda::{Kernel, PagedAttention, is_used};
 use super::kv::CandleKv;
-use super::step::{ReadShape, RowGroup, Slots};
-use super::{AttentionSpec, RowSpan};
+use super::step::{GROUP_VALUES, ReadShape, RowGroup, Slots};
+use super::{AttentionSpec, Reach, RowSpan, TextHeads};
+
+/// The most rows of texts in one product: the keys that none of them sees are not read.
+const TEXT_ROWS: usize = 512;
 
 /// Computes the attention of all rows of `q`, `[rows, num_heads * head_dim]`.
 pub fn attend(
@@ -57,6 +62,51 @@ fn attend_in_place(
     let AttentionSpec { num_heads, rule, sinks, .. } = *spec;
     let kernel = PagedAttention { stores: [keys, values], table: &table, num_heads, rule, sinks };
     kernel.apply(q).map(Some)
+}
+
+/// Computes attention within texts, whose rows lie one after another: `[q, k, v]` are `[rows, num_heads * head_dim]` and twice
+/// `[rows, num_kv_heads * head_dim]`. Rows of several texts share a product, and see their own by a mask.
+pub fn attend_texts(heads: &TextHeads, [q, k, v]: [&Tensor; 3], texts: &[Range<usize>]) -> Result<Tensor> {
+    let TextHeads { num_heads, num_kv_heads, head_dim, rule, reach } = *heads;
+    let shape = ReadShape { num_heads, num_kv_heads, head_dim, window: None, is_two_way: false };
+    let (store, window, sinks, selected) = (0, None, None, None);
+    let spec = AttentionSpec { store, num_heads, rule, window, is_two_way: false, sinks, selected };
+    let by_head = |x: &Tensor| x.reshape(((), num_kv_heads, head_dim))?.transpose(0, 1)?.contiguous();
+    let stores = [by_head(k)?, by_head(v)?];
+    let seen: Vec<Range<usize>> = texts.iter().flat_map(|text| seen_in(text, reach)).collect();
+    let most = (GROUP_VALUES / (num_heads * seen.len()).max(1)).clamp(1, TEXT_ROWS);
+    let block = |(index, seen): (usize, &[Range<usize>])| {
+        let rows = index * most..index * most + seen.len();
+        let all = seen[0].start..seen[seen.len() - 1].end;
+        let mask = text_mask(seen, &all, q)?;
+        let group = RowGroup { rows, batch: 1, seen: all.len(), slots: Slots::From(all.start), mask: None };
+        attend_group(&stores, &spec, (shape, head_dim), q, (&group, mask))
+    };
+    Tensor::cat(&seen.chunks(most).enumerate().map(block).collect::<Result<Vec<_>>>()?, 0)
+}
+
+/// Iterates over the rows that each row of a text sees.
+fn seen_in(
+    text: &Range<usize>,
+    Reach { before, after }: Reach,
+) -> impl Iterator<Item = Range<usize>> + use<> {
+    let Range { start, end } = *text;
+    text.clone()
+        .map(move |row| row.saturating_sub(before).max(start)..(row + 1).saturating_add(after).min(end))
+}
+
+/// Returns 0 where a row sees one of the rows `all`, else minus infinity, `[1, 1, 1, rows, all]`; `None` if each sees all. Made on
+/// the device, from two numbers a row.
+fn text_mask(seen: &[Range<usize>], all: &Range<usize>, q: &Tensor) -> Result<Option<Tensor>> {
+    if seen.iter().all(|seen| seen == all) {
+        return Ok(None);
+    }
+    let column = |ends: Vec<u32>| Tensor::from_vec(ends, (seen.len(), 1), q.device());
+    let starts = column(seen.iter().map(|seen| seen.start as u32).collect())?;
+    let ends = column(seen.iter().map(|seen| seen.end as u32).collect())?;
+    let keys = Tensor::arange(all.start as u32, all.end as u32, q.device())?.unsqueeze(0)?;
+    let is_seen = (keys.broadcast_ge(&starts)? * keys.broadcast_lt(&ends)?)?;
+    is_seen.to_dtype(DType::F32)?.log()?.reshape((1, 1, 1, seen.len(), all.len())).map(Some)
 }
 
 fn attend_group(

@@ -15,10 +15,10 @@ pub fn product_by_head(x: &Tensor, weights: &CandleWeight) -> Result<Tensor> {
     weights.product(&x)?.transpose(0, 1)?.contiguous()?.flatten_from(1)
 }
 
-/// Joins the parts of each head, the first before the second.
-pub fn join_heads(parts: [&Tensor; 2], num_heads: usize) -> Result<Tensor> {
-    let [first, second] = parts.map(|part| part.reshape((part.dim(0)?, num_heads, ())));
-    Tensor::cat(&[first?, second?], 2)?.flatten_from(1)
+/// Joins the parts of each head, in their order.
+pub fn join_heads(parts: &[&Tensor], num_heads: usize) -> Result<Tensor> {
+    let parts = parts.iter().map(|part| part.reshape((part.dim(0)?, num_heads, ())));
+    Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 2)?.flatten_from(1)
 }
 
 /// Fills `out` for all rows of a step by an indexer's scores: `[q, weights]` are `[rows, heads * head_dim]` and `[rows,

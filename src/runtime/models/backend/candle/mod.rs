@@ -24,7 +24,7 @@ use candle_core::{Device, Tensor};
 
 use super::{
     Activation, AttentionSpec, Backend, ConvSpec, DeltaShape, DeltaSpec, IndexerSpec, KvLayout, KvShape,
-    KvType, LowRankChange, PageId, Product, RowSpan, SelectedKeys, SsmShape, SsmSpec,
+    KvType, LowRankChange, PageId, Product, Reach, RowSpan, SelectedKeys, SsmShape, SsmSpec, TextHeads,
 };
 use crate::tensor::{HostTensor, SharedBytes};
 use llmctl_base::error::{Error, LoadError, Result};
@@ -231,9 +231,13 @@ impl Backend for Candle {
         out.fill(x.get().and_then(|x| latent::product_by_head(x, weights)))
     }
 
-    fn join_heads(&self, parts: [&CandleBuffer; 2], num_heads: usize, out: &mut CandleBuffer) -> Result<()> {
-        let [first, second] = parts.map(CandleBuffer::get);
-        out.fill(first.and_then(|first| latent::join_heads([first, second?], num_heads)))
+    fn join_heads(&self, parts: &[&CandleBuffer], num_heads: usize, out: &mut CandleBuffer) -> Result<()> {
+        let parts: candle_core::Result<Vec<_>> = parts.iter().map(|part| part.get()).collect();
+        out.fill(parts.and_then(|parts| latent::join_heads(&parts, num_heads)))
+    }
+
+    fn gate_groups(&self, [x, y]: [&CandleBuffer; 2], groups: usize, out: &mut CandleBuffer) -> Result<()> {
+        out.fill(x.get().and_then(|x| ops::gate_groups(x, y.get()?, groups)))
     }
 
     fn matmul_each(&self, x: &CandleBuffer, products: &mut [Product<'_, Self>]) -> Result<()> {
@@ -408,6 +412,17 @@ impl Backend for Candle {
         out: &mut CandleBuffer,
     ) -> Result<()> {
         out.fill(x.get().and_then(|x| candle_nn::ops::layer_norm(x, weight, bias, eps)))
+    }
+
+    fn attend_texts(
+        &self,
+        heads: &TextHeads,
+        [q, k, v]: [&CandleBuffer; 3],
+        texts: &[Range<usize>],
+        out: &mut CandleBuffer,
+    ) -> Result<()> {
+        let qkv = q.get().and_then(|q| Ok([q, k.get()?, v.get()?]));
+        out.fill(qkv.and_then(|qkv| attention::attend_texts(heads, qkv, texts)))
     }
 
     fn multiply(&self, x: &mut CandleBuffer, vector: &Tensor) -> Result<()> {

@@ -92,6 +92,13 @@ pub fn activated(activation: Activation, x: &Tensor) -> Result<Tensor> {
     }
 }
 
+/// Computes a gate of each group from the product of its values in `x` and `y`.
+pub fn gate_groups(x: &Tensor, y: &Tensor, groups: usize) -> Result<Tensor> {
+    let products = (x * y)?.reshape((x.dim(0)?, groups, ()))?;
+    let score = (products.sum(2)? / (products.dim(2)? as f64).sqrt())?;
+    ops::sigmoid(&(score.abs()?.maximum(1e-6)?.sqrt()? * score.sign()?)?)
+}
+
 /// Scales each row of `x` to the root mean square of the same row of `reference`.
 pub fn match_magnitude(x: &Tensor, reference: &Tensor, least: f32) -> Result<Tensor> {
     let target = reference.sqr()?.mean_keepdim(1)?.sqrt()?;

@@ -28,15 +28,26 @@ impl Cpu {
     }
 }
 
-/// Joins two parts of each head.
-pub fn join(parts: [&CpuBuffer; 2], num_heads: usize, out: &mut CpuBuffer) {
-    let lens = parts.map(|part| part.width() / num_heads);
-    out.resize(parts[0].num_rows(), parts[0].width() + parts[1].width());
-    let heads = parts[0].values().chunks_exact(lens[0]).zip(parts[1].values().chunks_exact(lens[1]));
-    for (out, (first, second)) in out.values_mut().chunks_exact_mut(lens[0] + lens[1]).zip(heads) {
-        out[..lens[0]].copy_from_slice(first);
-        out[lens[0]..].copy_from_slice(second);
+/// Joins the parts of each head.
+pub fn join(parts: &[&CpuBuffer], num_heads: usize, out: &mut CpuBuffer) {
+    let width = parts.iter().map(|part| part.width()).sum();
+    out.resize(parts[0].num_rows(), width);
+    for (head, mut out) in out.values_mut().chunks_exact_mut(width / num_heads).enumerate() {
+        for part in parts {
+            let len = part.width() / num_heads;
+            out.split_off_mut(..len)
+                .expect("as wide as the parts")
+                .copy_from_slice(&part.values()[head * len..][..len]);
+        }
     }
+}
+
+/// Computes the gate of a group's values, in f64, rounded once.
+pub fn gate_of(key: &[f32], query: &[f32]) -> f32 {
+    let product: f64 = key.iter().zip(query).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+    let score = product / (key.len() as f64).sqrt();
+    let root = if score == 0.0 { 0.0 } else { score.abs().max(1e-6).sqrt().copysign(score) };
+    (1.0 / (1.0 + libm::exp(-root))) as f32
 }
 
 #[cfg(test)]
@@ -71,7 +82,15 @@ mod tests {
         let cpu = Cpu::new(1).unwrap();
         let (first, second) = (buffer(&cpu, 4, &[1.0, 2.0, 3.0, 4.0]), buffer(&cpu, 2, &[5.0, 6.0]));
         let mut out = cpu.buffer();
-        cpu.join_heads([&first, &second], 2, &mut out).unwrap();
+        cpu.join_heads(&[&first, &second], 2, &mut out).unwrap();
         assert_eq!((out.width(), out.values()), (6, &[1.0, 2.0, 5.0, 3.0, 4.0, 6.0][..]));
+    }
+
+    #[test]
+    fn a_gate_is_the_signed_root_of_the_product() {
+        let sigmoid = |x: f64| (1.0 / (1.0 + (-x).exp())) as f32;
+        assert_eq!(gate_of(&[2.0; 4], &[-2.0; 4]), sigmoid(-8f64.sqrt()));
+        assert_eq!(gate_of(&[1e-5, 0.0], &[1e-5, 1.0]), sigmoid(1e-3));
+        assert_eq!(gate_of(&[0.0; 4], &[3.0; 4]), 0.5);
     }
 }

@@ -692,8 +692,16 @@ impl Backend for Cpu {
         self.multiply_heads(x, weights, out)
     }
 
-    fn join_heads(&self, parts: [&CpuBuffer; 2], num_heads: usize, out: &mut CpuBuffer) -> Result<()> {
+    fn join_heads(&self, parts: &[&CpuBuffer], num_heads: usize, out: &mut CpuBuffer) -> Result<()> {
         heads::join(parts, num_heads, out);
+        Ok(())
+    }
+
+    fn gate_groups(&self, [x, y]: [&CpuBuffer; 2], groups: usize, out: &mut CpuBuffer) -> Result<()> {
+        out.resize(x.num_rows(), groups);
+        let len = x.width() / groups;
+        let pairs = x.values().chunks_exact(len).zip(y.values().chunks_exact(len));
+        out.values_mut().iter_mut().zip(pairs).for_each(|(out, (x, y))| *out = heads::gate_of(x, y));
         Ok(())
     }
 

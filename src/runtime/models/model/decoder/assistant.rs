@@ -15,7 +15,7 @@
 //! llama.cpp's `gemma4-assistant`. A list of tokens by centroid, which some folders have, is not used: the
 //! output matrix gives all logits.
 
-use super::buffers::{JoinedRows, LayerContext, Projection};
+use super::buffers::{LayerContext, Projection, join_hidden};
 use super::layer::DecoderLayer;
 use super::load::Loader;
 use super::stream::Stream;
@@ -51,7 +51,6 @@ pub struct Assistant<B: Backend> {
     last_norm: B::Vector,
     head: B::Weight,
     step: StepBuffers<B>,
-    joining: JoinedRows,
 }
 
 impl<B: Backend> Decoder<B> {
@@ -87,7 +86,6 @@ impl<B: Backend> Decoder<B> {
             last_norm: backend.vector(file.final_norm(hidden)?)?,
             head,
             step: StepBuffers::new(&config, self.spec.groups.len()),
-            joining: JoinedRows::default(),
             config,
         });
         self.hidden = Some(HiddenStates::new());
@@ -103,10 +101,10 @@ impl<B: Backend> Decoder<B> {
             return Err(Error::Backend("the model has no assistant".to_owned()));
         };
         assistant.turn_to(backend, batch)?;
-        let Assistant { step, joining, .. } = assistant;
-        backend.embed(embedding, &step.tokens, config.embedding_scale, &mut stream.added)?;
-        joining.join(backend, &mut stream.added, hidden, config.hidden_size)?;
-        assistant.joined.apply(backend, &stream.added, &mut stream.residual)?;
+        let (step, Stream { added, residual, normed, .. }) = (&assistant.step, &mut *stream);
+        backend.embed(embedding, &step.tokens, config.embedding_scale, added)?;
+        join_hidden(backend, [step.tokens.len(), config.hidden_size], hidden, [added, residual, normed])?;
+        assistant.joined.apply(backend, normed, residual)?;
         let mut context =
             LayerContext { backend, step: &assistant.step, kv, per_layer: None, work, is_stored: false };
         assistant.layers.iter().try_for_each(|layer| layer.apply(&mut context, stream))?;

@@ -91,38 +91,21 @@ impl<B: Backend> Projection<B> {
     }
 }
 
-/// Memory for rows that join a token's embedding and a hidden state.
-#[derive(Default)]
-pub struct JoinedRows {
-    embedded: Vec<f32>,
-    joined: Vec<f32>,
-}
-
-impl JoinedRows {
-    /// Replaces embeddings in `rows`, `[rows, width]`, by `[rows, 2 * width]`: each embedding, then its row of `hidden`.
-    ///
-    /// # Errors
-    /// [`Error::Backend`] unless `hidden` has one row for each embedding.
-    pub fn join<B: Backend>(
-        &mut self,
-        backend: &B,
-        rows: &mut B::Buffer,
-        hidden: &[f32],
-        width: usize,
-    ) -> Result<()> {
-        let Self { embedded, joined } = self;
-        backend.read(rows, embedded)?;
-        if hidden.len() != embedded.len() {
-            let message = format!("{} rows need as many hidden states", embedded.len() / width);
-            return Err(Error::Backend(message));
-        }
-        joined.clear();
-        for (embedding, hidden) in embedded.chunks_exact(width).zip(hidden.chunks_exact(width)) {
-            joined.extend_from_slice(embedding);
-            joined.extend_from_slice(hidden);
-        }
-        backend.write(joined, 2 * width, rows)
+/// Joins each embedding in `rows`, `[rows, width]`, with its row of `hidden` into `out`; `space` is overwritten.
+///
+/// # Errors
+/// [`Error::Backend`] unless `hidden` has as many rows.
+pub fn join_hidden<B: Backend>(
+    backend: &B,
+    [num_rows, width]: [usize; 2],
+    hidden: &[f32],
+    [rows, space, out]: [&mut B::Buffer; 3],
+) -> Result<()> {
+    if hidden.len() != num_rows * width {
+        return Err(Error::Backend(format!("{num_rows} rows need as many hidden states")));
     }
+    backend.write(hidden, width, space)?;
+    backend.join_heads(&[rows, space], 1, out)
 }
 
 /// Inputs of a part: the current step, and buffers for temporary values.

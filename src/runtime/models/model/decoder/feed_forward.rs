@@ -6,12 +6,11 @@
 
 use super::buffers::{AdaptedRows, LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
-use super::routing::{Routing, Visitors};
+use super::routing::Visitors;
 use crate::backend::{Backend, GatedNetwork, WeightedRows};
 use crate::model::config::{Activation, ExpertsConfig, FeedForwardConfig, MlpConfig, Names};
 use crate::model::weights::{ExpertLinears, Linear};
 use llmctl_base::error::{LoadResult, Result};
-use llmctl_kernel::math;
 
 pub struct FeedForward<B: Backend> {
     hidden: usize,
@@ -73,11 +72,10 @@ impl<B: Backend> FeedForward<B> {
         input: &B::Buffer,
         out: &mut B::Buffer,
     ) -> Result<()> {
-        let LayerBuffers { scores, routing: Routing { scores: weights, .. }, .. } = &mut **work;
+        let scores = &mut work.scores;
         gate.apply(backend, input, scores)?;
-        backend.read(scores, weights)?;
-        weights.iter_mut().for_each(|weight| *weight = math::sigmoid(*weight));
-        backend.scale_rows(out, weights)
+        backend.activate(Activation::Sigmoid, scores)?;
+        backend.scale_heads(out, scores)
     }
 }
 

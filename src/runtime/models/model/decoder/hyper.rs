@@ -132,31 +132,13 @@ impl<B: Backend> StreamMixer<B> {
         &self,
         backend: &B,
         output: &B::Buffer,
-        HyperBuffers { wide, space, weights, .. }: &mut HyperBuffers<B::Buffer>,
+        HyperBuffers { wide, weights, .. }: &mut HyperBuffers<B::Buffer>,
         streams: &mut B::Buffer,
     ) -> Result<()> {
-        repeat(backend, output, self.num_streams, [&mut *wide, space])?;
+        backend.join_heads(&vec![output; self.num_streams], 1, wide)?;
         backend.scale_heads(wide, weights)?;
         backend.add_scaled(streams, wide, 1.0)
     }
-}
-
-/// Puts `count` copies of each row side by side, at least 2, into `out`; `space` is overwritten.
-///
-/// # Errors
-/// Errors of the backend.
-pub fn repeat<B: Backend>(
-    backend: &B,
-    x: &B::Buffer,
-    count: usize,
-    [out, space]: [&mut B::Buffer; 2],
-) -> Result<()> {
-    backend.join_heads([x, x], 1, out)?;
-    (2..count).try_for_each(|_| {
-        backend.join_heads([&*out, x], 1, space)?;
-        std::mem::swap(out, space);
-        Ok(())
-    })
 }
 
 /// The step between the residual stream, or several, and the output matrix.

@@ -91,8 +91,8 @@ impl<B: Backend> KimiDelta<B> {
             self.gate.first.onto(returned),
         ];
         backend.matmul_each(input, products)?;
-        backend.join_heads([q, k], 1, mixed)?;
-        backend.join_heads([mixed, v], 1, q)?;
+        backend.join_heads(&[q, k, v], 1, mixed)?;
+        std::mem::swap(q, mixed);
         self.decay.finish(backend, sent, v)?;
         self.gate.finish(backend, returned, gate)
     }

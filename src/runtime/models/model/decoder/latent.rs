@@ -122,8 +122,8 @@ impl<B: Backend> Mixer<B> for LatentAttention<B> {
             backend.rope(v, config.rotary_dim, &step.angles[rope])?;
         }
         backend.matmul_heads(q, &self.absorbed_keys, gate)?;
-        backend.join_heads([gate, mixed], config.num_heads, up)?;
-        backend.join_heads([k, v], 1, q)?;
+        backend.join_heads(&[gate, mixed], config.num_heads, up)?;
+        backend.join_heads(&[k, v], 1, q)?;
         if let Some(temperature) = config.temperature {
             temperature.fill_factors(&step.positions, factors);
             backend.scale_rows(up, factors)?;

@@ -65,8 +65,7 @@ impl<B: Backend> Mixer<B> for Lightning<B> {
             }
         }
         backend.scale(q, 1.0 / (head_dim as f32).sqrt())?;
-        backend.join_heads([v, k], 1, mixed)?;
-        backend.join_heads([mixed, q], 1, up)?;
+        backend.join_heads(&[v, k, q], 1, up)?;
         let spec = SsmSpec {
             store: self.store.index,
             shape: self.config.shape,

@@ -34,7 +34,7 @@ use assistant::Assistant;
 pub use assistant::{AssistantParts, JOINED, RETURNED};
 pub use buffers::Projection;
 use buffers::{AdaptedRows, LayerBuffers, LayerContext};
-use hyper::{LastNorm, repeat};
+use hyper::LastNorm;
 use layer::DecoderLayer;
 use load::Loader;
 pub use ngrams::is_table;
@@ -370,8 +370,8 @@ impl<B: Backend> Decoder<B> {
             altup.begin(backend, step.tokens.len(), stream)?;
         }
         if let Some(hyper) = config.hyper {
-            let Stream { residual, normed, added, .. } = stream;
-            repeat(&*backend, residual, hyper.num_streams, [&mut *added, normed])?;
+            let Stream { residual, added, .. } = stream;
+            backend.join_heads(&vec![&*residual; hyper.num_streams], 1, added)?;
             std::mem::swap(residual, added);
         }
         Ok(())

@@ -14,7 +14,6 @@
 
 use super::StoreIndex;
 use super::buffers::{LayerBuffers, LayerContext, Projection};
-use super::hyper::repeat;
 use super::load::Loader;
 use super::stream::{HyperBuffers, Stream};
 use crate::backend::{Backend, ConvSpec};
@@ -42,7 +41,6 @@ pub fn is_table(name: &str) -> bool {
 pub struct Ngrams<B: Backend> {
     config: NgramConfig,
     num_streams: usize,
-    hidden: usize,
     eps: f32,
     table: RowTable,
     /// State of the tokens before a row's own.
@@ -77,7 +75,6 @@ impl<B: Backend> Ngrams<B> {
         let [key, query, conv_norm] = NORMS.map(|names| loader.norm(names, wide));
         Ok(Self {
             num_streams,
-            hidden,
             eps: loader.eps,
             table: RowTable::new(file.row_tables(layer, TABLE, config.row_dim)?, config)?,
             tokens,
@@ -101,8 +98,8 @@ impl<B: Backend> Ngrams<B> {
         self.gate(context, residual, hyper)?;
         let LayerContext { backend, step, kv, work, .. } = context;
         let LayerBuffers { mixed, up, v, scores, .. } = &mut **work;
-        let HyperBuffers { wide, space, .. } = hyper;
-        repeat(*backend, v, self.num_streams, [&mut *wide, space])?;
+        let wide = &mut hyper.wide;
+        backend.join_heads(&vec![&*v; self.num_streams], 1, wide)?;
         backend.scale_heads(wide, scores)?;
         backend.rms_norm_groups(wide, &self.norms[2], self.num_streams, self.eps, mixed)?;
         let spec = ConvSpec { store: self.conv.index, kernel: &self.kernel, bias: None, silu: true };
@@ -140,27 +137,14 @@ impl<B: Backend> Ngrams<B> {
         &self,
         LayerContext { backend, work, .. }: &mut LayerContext<'_, B>,
         residual: &B::Buffer,
-        HyperBuffers { values: keys, others: queries, normed, .. }: &mut HyperBuffers<B::Buffer>,
+        HyperBuffers { normed, .. }: &mut HyperBuffers<B::Buffer>,
     ) -> Result<()> {
-        let LayerBuffers { mixed, up, scores, factors, .. } = &mut **work;
+        let LayerBuffers { mixed, up, scores, .. } = &mut **work;
         let [of_key, of_query, _] = &self.norms;
         backend.rms_norm_groups(up, of_key, self.num_streams, self.eps, mixed)?;
-        backend.read(mixed, keys)?;
         backend.rms_norm_groups(residual, of_query, self.num_streams, self.eps, normed)?;
-        backend.read(normed, queries)?;
-        let pairs = keys.chunks_exact(self.hidden).zip(queries.chunks_exact(self.hidden));
-        factors.clear();
-        factors.extend(pairs.map(|(key, query)| gate_of(key, query)));
-        backend.write(factors, self.num_streams, scores)
+        backend.gate_groups([mixed, normed], self.num_streams, scores)
     }
-}
-
-/// Computes a stream's gate, in f64, rounded once.
-fn gate_of(key: &[f32], query: &[f32]) -> f32 {
-    let product: f64 = key.iter().zip(query).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-    let score = product / (key.len() as f64).sqrt();
-    let root = if score == 0.0 { 0.0 } else { score.abs().max(1e-6).sqrt().copysign(score) };
-    (1.0 / (1.0 + libm::exp(-root))) as f32
 }
 
 /// Moves the taps of a kernel, `[taps, channels]`, `distance` tokens apart, with zeros between.
@@ -293,13 +277,5 @@ mod tests {
     fn taps_lie_as_far_apart_as_a_hash_has_tokens() {
         assert_eq!(spread_taps(&[1.0, 2.0, 3.0, 4.0], 2, 3), [1.0, 2.0, 0.0, 0.0, 0.0, 0.0, 3.0, 4.0]);
         assert_eq!(config().conv_reach(), 8);
-    }
-
-    #[test]
-    fn a_gate_is_the_signed_root_of_the_product() {
-        let sigmoid = |x: f64| (1.0 / (1.0 + (-x).exp())) as f32;
-        assert_eq!(gate_of(&[2.0; 4], &[-2.0; 4]), sigmoid(-8f64.sqrt()));
-        assert_eq!(gate_of(&[1e-5, 0.0], &[1e-5, 1.0]), sigmoid(1e-3));
-        assert_eq!(gate_of(&[0.0; 4], &[3.0; 4]), 0.5);
     }
 }

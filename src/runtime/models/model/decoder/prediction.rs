@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use super::buffers::{JoinedRows, LayerBuffers, LayerContext, Projection};
+use super::buffers::{LayerBuffers, LayerContext, Projection, join_hidden};
 use super::layer::DecoderLayer;
 use super::load::Loader;
 use super::norm::DecoderNorm;
@@ -67,7 +67,6 @@ pub struct PredictionBlock<B: Backend> {
     step: StepBuffers<B>,
     hidden: HiddenStates<B>,
     head_out: B::Buffer,
-    joining: JoinedRows,
     /// Memory for the next step's logits.
     logits: Vec<f32>,
 }
@@ -125,7 +124,6 @@ impl<B: Backend> Decoder<B> {
             step: StepBuffers::new(&config, spec.groups.len()),
             hidden: HiddenStates::new(),
             head_out: B::Buffer::default(),
-            joining: JoinedRows::default(),
             logits: Vec::new(),
             spec,
             config,
@@ -137,13 +135,13 @@ impl<B: Backend> Decoder<B> {
 impl<B: Backend> PredictionBlock<B> {
     /// Puts the joined rows of a step into the residual stream.
     fn join(&mut self, hidden: &[f32], images: &[BatchImage<'_>]) -> Result<()> {
-        let Self { backend, config, step, stream, joining, .. } = self;
-        backend.embed(&self.embedding, &step.tokens, config.embedding_scale, &mut stream.added)?;
-        images::place(backend, images, &mut stream.added)?;
-        joining.join(backend, &mut stream.added, hidden, config.hidden_size)?;
-        let eps = config.final_norm_eps;
-        backend.rms_norm_groups(&stream.added, &self.input_norms, 2, eps, &mut stream.normed)?;
-        self.joined.apply(backend, &stream.normed, &mut stream.residual)
+        let Self { backend, config, step, stream, .. } = self;
+        let Stream { added, normed, residual, .. } = stream;
+        backend.embed(&self.embedding, &step.tokens, config.embedding_scale, added)?;
+        images::place(backend, images, added)?;
+        join_hidden(backend, [step.tokens.len(), config.hidden_size], hidden, [added, normed, residual])?;
+        backend.rms_norm_groups(residual, &self.input_norms, 2, config.final_norm_eps, normed)?;
+        self.joined.apply(backend, normed, residual)
     }
 
     fn logits(&mut self) -> Result<Logits> {
