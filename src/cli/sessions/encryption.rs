@@ -3,7 +3,6 @@
 //! Owns what the command line asked for, once for the process: sessions and KV are opened in many places, and all have to use the
 //! same keys. Invariant: no message and no argument of another process shows a secret.
 
-use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -74,19 +73,6 @@ pub fn folder() -> Option<&'static Path> {
 pub fn draft_folder() -> PathBuf {
     let keys = ASKED.get().map(|asked| asked.folder.clone()).filter(|folder| folder.exists());
     keys.unwrap_or_else(std::env::temp_dir)
-}
-
-/// Returns the flags with which another process opens the same keys.
-pub fn flags() -> Vec<OsString> {
-    let word = |flag: &str, value: &std::ffi::OsStr| {
-        let mut word = OsString::from(flag);
-        word.push(value);
-        word
-    };
-    let Some(asked) = ASKED.get() else { return Vec::new() };
-    let folder = word("--encrypt=", asked.folder.as_os_str());
-    let command = asked.key_command.as_ref().map(|text| word("--encrypt-key-command=", text.as_ref()));
-    std::iter::once(folder).chain(command).collect()
 }
 
 /// Opens the folder of keys; `None` without `--encrypt`.
