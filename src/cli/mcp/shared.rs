@@ -5,9 +5,10 @@
 //! owner task; every wait for an owner task has a limit; a call ends with the future that waits for it, and
 //! no later than the servers; all servers have ended when the owner is dropped.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use serde_json::{Map, Value};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
@@ -61,7 +62,6 @@ struct SharedServer {
     looks: mpsc::Sender<LookRequest>,
 }
 
-#[derive(Clone)]
 enum SharedServerState {
     Starting,
     Running {
@@ -202,13 +202,13 @@ impl SharedDesk {
         let name = server_of(offered);
         let server = self.servers.iter().find(|server| Some(server.config.name.as_str()) == name);
         let server = server.ok_or_else(|| refused(None))?;
-        match server.state() {
+        match &*server.state.read() {
             SharedServerState::Starting => Err(refused(Some("is still starting"))),
             SharedServerState::Down(_) => Err(refused(Some(DOWN))),
             SharedServerState::Running { tools, calls, .. } => {
                 let tool = tools.iter().find(|tool| tool.offered == offered);
                 let tool = tool.ok_or_else(|| refused(None))?;
-                Ok((Arc::clone(server), tool.name.clone(), calls))
+                Ok((Arc::clone(server), tool.name.clone(), calls.clone()))
             }
         }
     }
@@ -218,12 +218,12 @@ fn listed(servers: &[Arc<SharedServer>]) -> HostedTools {
     let mut listed = HostedTools::default();
     for server in servers {
         let name = &server.config.name;
-        let condition = match server.state() {
+        let condition = match &*server.state.read() {
             SharedServerState::Starting => ServerCondition::Starting,
-            SharedServerState::Down(why) => ServerCondition::Down(why),
+            SharedServerState::Down(why) => ServerCondition::Down(why.clone()),
             SharedServerState::Running { about, tools, .. } => {
                 listed.tools.extend(tools.iter().map(|tool| hosted(name, tool)));
-                ServerCondition::Running(about)
+                ServerCondition::Running(about.clone())
             }
         };
         listed.servers.push(HostedServer { name: name.clone(), condition });
@@ -243,18 +243,10 @@ fn hosted(server: &str, tool: &ServerTool) -> HostedTool {
 }
 
 impl SharedServer {
-    fn state(&self) -> SharedServerState {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set(&self, state: SharedServerState) {
-        *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
-    }
-
     /// Asks the owner task of a running server to look; `None` without one, or if enough ask already. The
     /// receiver ends when it has looked.
     fn look(&self, lost: Option<ServerLoss>) -> Option<oneshot::Receiver<()>> {
-        if !matches!(self.state(), SharedServerState::Running { .. }) {
+        if !matches!(*self.state.read(), SharedServerState::Running { .. }) {
             return None;
         }
         let (done, looked) = oneshot::channel();
@@ -319,12 +311,12 @@ impl ServerTask {
     fn is_running(&self, connection: &ServerConnection) {
         let (about, tools, calls) =
             (connection.about.clone(), connection.tools.clone().into(), connection.calls());
-        self.server.set(SharedServerState::Running { about, tools, calls });
+        *self.server.state.write() = SharedServerState::Running { about, tools, calls };
     }
 
     fn is_down(&self, loss: &ServerLoss) {
         let config = &self.server.config;
-        self.server.set(SharedServerState::Down(loss.brief(config)));
+        *self.server.state.write() = SharedServerState::Down(loss.brief(config));
         self.terminal.warn(format!("MCP server {}: {loss}", config.name));
     }
 }

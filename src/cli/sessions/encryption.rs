@@ -6,7 +6,9 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
+
+use parking_lot::Mutex;
 
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::flags::args::GlobalArgs;
@@ -81,7 +83,7 @@ pub fn draft_folder() -> PathBuf {
 /// The folder or its master key cannot be used; the command for the secret fails.
 pub fn vault() -> Result<Option<Vault>, CommandError> {
     let Some(asked) = ASKED.get() else { return Ok(None) };
-    let mut vault = asked.vault.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut vault = asked.vault.lock();
     if vault.is_none() {
         *vault = Some(open(&asked.folder, asked.key_command.as_deref())?);
     }
