@@ -19,14 +19,14 @@ use super::{Source, assert_clean, skip_opaque, sources, without_test_modules};
 /// 381 of CUDA C++, which are not counted; memory and stream of a GPU, its check of kernels at load and products for prompts 270 in
 /// models, 5 in cli and 4 in base. A budget may only fall; a new capability gets a room, which its issue names.
 const BUDGETS: &[(&str, usize)] = &[
-    ("src/cli/", 24_582),
+    ("src/cli/", 24_451),
     ("src/bench/", 3_284),
-    ("src/serve", 16_339),
+    ("src/serve", 16_302),
     ("src/hub/", 3_435),
     ("src/template/", 9_484),
     ("src/runtime/kernel/", 8_896),
     ("src/base/", 1_589),
-    ("src/runtime/models/", 31_202),
+    ("src/runtime/models/", 31_124),
     ("src/runtime/", 20_056), // the engine
     ("src/image/", 815),
     ("src/", 10), // lib.rs and main.rs

@@ -176,7 +176,7 @@ impl OwnedServer {
         if let Err(CallFailure::Lost(loss)) = &made
             && let Some(looked) = self.look(Some(loss.clone()))
         {
-            let _ = timeout(LOOK_TIMEOUT, looked).await; // what the call has found is known all the same
+            let _ = timeout(2 * LOOK_TIMEOUT, looked).await; // what the call has found is known all the same
             if let ServerState::Down(loss) = self.state() {
                 return Err(CallFailure::Lost(loss));
             }
