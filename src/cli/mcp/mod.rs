@@ -32,7 +32,7 @@ pub use self::call::{CallDesk, CallResult, CallStatus, result_message};
 pub use self::config::McpConfig;
 use self::config::{ServerConfig, TransportConfig};
 pub use self::connection::{ServerTool, parse_tools};
-use self::owned::{OwnedServer, OwnedServers, ServerNews, ServerState};
+use self::owned::{OwnedServer, OwnedServers, OwnedState, ServerNews};
 use self::permission::Permissions;
 pub use self::permission::{AllowedTool, CallConsent};
 pub use self::result::parse_result;
@@ -171,7 +171,7 @@ impl ToolServers {
 
     /// Describes the servers in a few words: `2 MCP servers, 9 tools`.
     pub fn spoken(&self) -> String {
-        let is_running = |server: &&Arc<OwnedServer>| matches!(server.state(), ServerState::Running { .. });
+        let is_running = |server: &&Arc<OwnedServer>| matches!(server.state(), OwnedState::Running { .. });
         let num_running = self.servers.all.iter().filter(is_running).count();
         format!("{}, {}", counted(num_running, "MCP server"), counted(self.tools().len(), "tool"))
     }
@@ -182,11 +182,11 @@ impl ToolServers {
         for server in &self.servers.all {
             let config = &server.config;
             let (state, own_name) = match server.state() {
-                ServerState::Starting => ("starting".to_owned(), String::new()),
-                ServerState::Running { about, tools, .. } => {
+                OwnedState::Starting => ("starting".to_owned(), String::new()),
+                OwnedState::Running { about, tools, .. } => {
                     (format!("running, {}", counted(tools.len(), "tool")), about)
                 }
-                ServerState::Down(loss) => {
+                OwnedState::Down(loss) => {
                     (format!("down: {}", loss.why.lines().next().unwrap_or_default()), String::new())
                 }
             };

@@ -57,7 +57,7 @@ impl OwnedServers {
 
     fn start(&self, config: ServerConfig) -> Arc<OwnedServer> {
         let (looks, inbox) = mpsc::channel(MAX_LOOKS);
-        let (state, ending) = (watch::Sender::new(ServerState::Starting), watch::Sender::new(false));
+        let (state, ending) = (watch::Sender::new(OwnedState::Starting), watch::Sender::new(false));
         let server = Arc::new(OwnedServer { config, state, looks, ending });
         let task = ServerTask { server: Arc::clone(&server), inbox, reports: self.reports.clone() };
         self.runtime.spawn(task.run());
@@ -72,14 +72,14 @@ impl OwnedServers {
         let mut state = server.state.subscribe();
         self.runtime.block_on(async {
             tokio::select! {
-                _ = state.wait_for(|state| !matches!(state, ServerState::Starting)) => {}
+                _ = state.wait_for(|state| !matches!(state, OwnedState::Starting)) => {}
                 () = server.looks.closed() => {}
             }
         });
         match server.state() {
-            ServerState::Running { .. } => Ok(()),
-            ServerState::Down(loss) => Err(loss),
-            ServerState::Starting => Err(ServerLoss::new("its task has ended")),
+            OwnedState::Running { .. } => Ok(()),
+            OwnedState::Down(loss) => Err(loss),
+            OwnedState::Starting => Err(ServerLoss::new("its task has ended")),
         }
     }
 
@@ -106,14 +106,14 @@ impl Drop for OwnedServers {
 /// One server.
 pub struct OwnedServer {
     pub config: ServerConfig,
-    state: watch::Sender<ServerState>,
+    state: watch::Sender<OwnedState>,
     /// Closed when the task has ended, and the server with it.
     looks: mpsc::Sender<LookRequest>,
     ending: watch::Sender<bool>,
 }
 
 #[derive(Clone)]
-pub enum ServerState {
+pub enum OwnedState {
     Starting,
     Running {
         about: String,
@@ -138,14 +138,14 @@ struct LookRequest {
 }
 
 impl OwnedServer {
-    pub fn state(&self) -> ServerState {
+    pub fn state(&self) -> OwnedState {
         self.state.borrow().clone()
     }
 
     /// Returns the tools of a server that runs.
     pub fn tools(&self) -> Arc<[ServerTool]> {
         match &*self.state.borrow() {
-            ServerState::Running { tools, .. } => Arc::clone(tools),
+            OwnedState::Running { tools, .. } => Arc::clone(tools),
             _ => Arc::default(),
         }
     }
@@ -153,7 +153,7 @@ impl OwnedServer {
     /// Asks the task of a running server to look; `None` without one, or if enough ask already. The receiver ends when it has
     /// looked.
     pub fn look(&self, lost: Option<ServerLoss>) -> Option<oneshot::Receiver<Option<ServerNews>>> {
-        if !matches!(*self.state.borrow(), ServerState::Running { .. }) {
+        if !matches!(*self.state.borrow(), OwnedState::Running { .. }) {
             return None;
         }
         let (done, looked) = oneshot::channel();
@@ -177,7 +177,7 @@ impl OwnedServer {
             && let Some(looked) = self.look(Some(loss.clone()))
         {
             let _ = timeout(2 * LOOK_TIMEOUT, looked).await; // what the call has found is known all the same
-            if let ServerState::Down(loss) = self.state() {
+            if let OwnedState::Down(loss) = self.state() {
                 return Err(CallFailure::Lost(loss));
             }
         }
@@ -212,9 +212,9 @@ pub fn find(
     let server = servers.iter().find(|server| Some(server.config.name.as_str()) == name);
     let server = server.ok_or_else(|| absence(offered, None))?;
     match server.state() {
-        ServerState::Starting => Err(absence(offered, Some("is still starting"))),
-        ServerState::Down(_) => Err(absence(offered, Some(DOWN))),
-        ServerState::Running { tools, calls, .. } => {
+        OwnedState::Starting => Err(absence(offered, Some("is still starting"))),
+        OwnedState::Down(_) => Err(absence(offered, Some(DOWN))),
+        OwnedState::Running { tools, calls, .. } => {
             let tool = tools.iter().find(|tool| tool.offered == offered);
             let tool = tool.ok_or_else(|| absence(offered, None))?;
             Ok((Arc::clone(server), tool.clone(), calls))
@@ -281,12 +281,12 @@ impl ServerTask {
     fn is_running(&self, connection: &ServerConnection) {
         let (about, tools, calls) =
             (connection.about.clone(), connection.tools.clone().into(), connection.calls());
-        self.server.state.send_replace(ServerState::Running { about, tools, calls });
+        self.server.state.send_replace(OwnedState::Running { about, tools, calls });
     }
 
     fn is_down(&self, loss: ServerLoss) -> ServerNews {
         let text = format!("MCP server {}: {loss}", self.server.config.name);
-        self.server.state.send_replace(ServerState::Down(loss));
+        self.server.state.send_replace(OwnedState::Down(loss));
         self.news(text, false)
     }
 

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::McpServerArgs;
 use super::call::{CallResult, CallStatus};
 use super::connection::ServerTool;
-use super::owned::{LOOK_TIMEOUT, OwnedServer, OwnedServers, ServerState, find};
+use super::owned::{LOOK_TIMEOUT, OwnedServer, OwnedServers, OwnedState, find};
 use crate::cli::error::CommandError;
 use crate::cli::terminal::Terminal;
 use llmctl_serve::tools::{
@@ -135,9 +135,9 @@ fn listed(servers: &[Arc<OwnedServer>]) -> HostedTools {
     for server in servers {
         let name = &server.config.name;
         let condition = match server.state() {
-            ServerState::Starting => ServerCondition::Starting,
-            ServerState::Down(loss) => ServerCondition::Down(loss.brief(&server.config)),
-            ServerState::Running { about, tools, .. } => {
+            OwnedState::Starting => ServerCondition::Starting,
+            OwnedState::Down(loss) => ServerCondition::Down(loss.brief(&server.config)),
+            OwnedState::Running { about, tools, .. } => {
                 listed.tools.extend(tools.iter().map(|tool| hosted(name, tool)));
                 ServerCondition::Running(about)
             }
