@@ -1,7 +1,8 @@
 //! `serve --isolate` and `--workers`: from flags to worker processes, each with the model and without
 //! secrets.
 //!
-//! Decides which flags a worker gets: all that it knows, with the values in force here from any file or variable. The server's own flags stay here.
+//! Decides which flags a worker gets: all that it knows, with the values in force here from any file or variable. The server's own
+//! flags stay here.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
