@@ -10,7 +10,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(format!("{root}/{path}")).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// `METHOD /path` as a router's source says them. A path that is a variable is one of an embedder's refusals.
+/// `METHOD /path` as a router's source says them.
 fn routes_of(source: &str) -> BTreeSet<String> {
     let mut routes = BTreeSet::new();
     for route in source.split(".route(\"").skip(1) {

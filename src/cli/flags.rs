@@ -8,12 +8,12 @@ pub mod args;
 pub mod origin;
 
 use std::any::TypeId;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::num::{IntErrorKind, ParseFloatError, ParseIntError};
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, ArgAction, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 
 use crate::cli::flags::args::MaxTokens;
 
@@ -183,6 +183,24 @@ pub fn variable(arg: &Arg) -> Option<String> {
     );
     let name = arg.get_long().filter(|_| !acts)?;
     Some(format!("LLMCTL_{}", name.replace('-', "_").to_uppercase()))
+}
+
+/// Returns the words that give the flag the values that it has in `matches`, wherever they are from.
+pub fn words(arg: &Arg, matches: &ArgMatches) -> Vec<OsString> {
+    let (id, long) = (arg.get_id().as_str(), arg.get_long().unwrap_or_default());
+    let times = |times: u8| vec![format!("--{long}").into(); times.into()];
+    match FlagShape::of(arg) {
+        FlagShape::Switch => times(matches.get_flag(id).into()),
+        FlagShape::Count => times(matches.get_count(id)),
+        _ => matches.get_raw(id).into_iter().flatten().map(|value| word(long, value)).collect(),
+    }
+}
+
+/// Returns `--LONG=VALUE`: behind `=`, a value may start with a dash.
+pub fn word(long: &str, value: impl AsRef<OsStr>) -> OsString {
+    let mut word = OsString::from(format!("--{long}="));
+    word.push(value);
+    word
 }
 
 /// Returns whether `word` switches a switch off or is a count of 0.

@@ -309,7 +309,8 @@ fn complete(cli: &mut Cli, matches: &clap::ArgMatches, config: &Config) {
             let ids = serve::embedder::WITHOUT_MEANING.split(' ');
             args.embedding.beside = ids.filter(|id| is_given(matches, id)).collect();
             args.fleet.models = all_values(matches, "model");
-            args.isolation.config.clone_from(&cli.global.config);
+            args.isolation.passed =
+                matches.subcommand().map_or(Vec::new(), |(_, own)| serve::workers::passed(own));
         }
         CliCommand::Bench(args) => args.aliases = config.aliases(),
         _ => {}

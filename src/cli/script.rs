@@ -4,9 +4,10 @@
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::{Map, json};
 
 use llmctl_base::GivenSampling;
@@ -76,7 +77,7 @@ pub fn saying(text: &str, prompt_tokens: usize, finish: Finish) -> Vec<Event> {
 impl Script {
     /// Answers the next request that has no answer yet with these events.
     pub fn answering(self, events: Vec<Event>) -> Self {
-        lock(&self.answers).push_back(events);
+        self.answers.lock().push_back(events);
         self
     }
 
@@ -98,7 +99,7 @@ impl Script {
 
     /// Returns the requests so far, oldest first.
     pub fn requests(&self) -> Vec<Request> {
-        lock(&self.requests).clone()
+        self.requests.lock().clone()
     }
 
     /// Returns the text side that belongs to the script.
@@ -134,7 +135,7 @@ impl Script {
         let (reuse, difference) = Default::default();
         let started = Event::Started(Started { prompt_tokens, max_tokens, seed: 42, reuse, difference });
         let events = self.answer(&request);
-        lock(&self.requests).push(request);
+        self.requests.lock().push(request);
         let mut events = std::iter::once(started).chain(events);
         let _ = events.try_for_each(|event| match sink(event) {
             ControlFlow::Continue(()) => Ok(()),
@@ -144,7 +145,7 @@ impl Script {
     }
 
     fn answer(&self, request: &Request) -> Vec<Event> {
-        lock(&self.answers).pop_front().unwrap_or_else(|| {
+        self.answers.lock().pop_front().unwrap_or_else(|| {
             let prompt: String = request.prompt.iter().map(|id| *id as u8 as char).collect();
             let last = prompt.trim_end_matches("<assistant>").split_whitespace().last().unwrap_or("");
             saying(last, request.prompt.len(), Finish::Eos(0))
@@ -173,8 +174,4 @@ fn letters() -> Tokenizer {
         "model": {"type": "BPE", "vocab": vocab, "merges": []},
     });
     Tokenizer::from_json(json.to_string().as_bytes(), &HfSettings::default()).expect("a tokenizer of bytes")
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

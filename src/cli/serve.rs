@@ -37,7 +37,7 @@ use crate::cli::model::load::{PreparedTexts, remote};
 use crate::cli::model::{load, running};
 use crate::cli::serve::capacity::CapacityArgs;
 use crate::cli::serve::downloads::CacheDownloads;
-use crate::cli::serve::workers::{IsolationArgs, RELOAD_ATTEMPTS, RELOAD_PAUSE, WorkerFlags};
+use crate::cli::serve::workers::{IsolationArgs, RELOAD_ATTEMPTS, RELOAD_PAUSE};
 use crate::cli::terminal::descriptors;
 use crate::cli::terminal::input::read_file;
 use crate::cli::terminal::signal::Graceful;
@@ -752,9 +752,7 @@ fn start_workers(
     terminal: &Terminal,
 ) -> Result<(PreparedTexts, Engines), CommandError> {
     let texts = load::load_texts(&args.model, args.capacity.options(&args.engine), terminal)?;
-    let ServeArgs { model, engine, capacity, isolation, .. } = args;
-    let flags = WorkerFlags { model, engine, capacity, isolation };
-    let slots = workers::start(&flags, count, texts.fingerprint(), terminal, move |why| gave_up(why))?;
+    let slots = workers::start(args, count, texts.fingerprint(), terminal, move |why| gave_up(why))?;
     Ok((texts, Engines::new(slots)))
 }
 

@@ -42,15 +42,6 @@ impl Terminal {
         Self { when, color, is_terminal, verbose, quiet }
     }
 
-    /// Returns the flag that gives another llmctl the same verbosity, if any.
-    pub fn verbosity(&self) -> Option<String> {
-        match (self.quiet, self.verbose) {
-            (true, _) => Some("--quiet".to_owned()),
-            (false, 0) => None,
-            (false, level) => Some(format!("-{}", "v".repeat(usize::from(level)))),
-        }
-    }
-
     /// Returns a bar of this form, on a terminal that shows progress.
     pub fn bar(&self, total: u64, template: &str) -> ProgressBar {
         let bar = if self.shows_progress() { ProgressBar::new(total) } else { ProgressBar::hidden() };

@@ -11,8 +11,9 @@
 use std::fs::OpenOptions;
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustyline::error::ReadlineError;
 use rustyline::history::{FileHistory, History};
 use rustyline::{
@@ -82,16 +83,12 @@ struct Key {
 
 impl ConditionalEventHandler for Key {
     fn handle(&self, _: &Event, _: RepeatCount, _: bool, context: &EventContext<'_>) -> Option<Cmd> {
-        *locked(&self.ending) = Some(match self.opens_editor {
+        *self.ending.lock() = Some(match self.opens_editor {
             true => InputLine::Text(context.line().to_owned()),
             false => InputLine::Interrupted { was_empty: context.line().is_empty() },
         });
         Some(Cmd::Interrupt)
     }
-}
-
-fn locked(ending: &LineEnding) -> MutexGuard<'_, Option<InputLine>> {
-    ending.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl LineInput {
@@ -170,7 +167,7 @@ impl LineInput {
         let helper = line.editor.helper_mut().map(|helper| std::mem::replace(helper, silent));
         let read = line.editor.readline(question);
         line.editor.set_helper(helper);
-        *locked(&line.ending) = None;
+        *line.ending.lock() = None;
         match read {
             Ok(answer) => Ok(Some(answer.trim().to_owned())),
             Err(ReadlineError::Eof | ReadlineError::Interrupted) => Ok(Some(String::new())),
@@ -251,7 +248,7 @@ impl LineEditor {
         let both = if initial.is_empty() || typed.is_empty() { "" } else { "\n" };
         let (mut text, mut after) = (format!("{initial}{both}{typed}"), String::new());
         loop {
-            *locked(&self.ending) = None;
+            *self.ending.lock() = None;
             match self.editor.readline_with_initial(prompt, (&text, &after)) {
                 Ok(line) => return Ok(InputLine::Text(line)),
                 Err(ReadlineError::Eof) => return Ok(InputLine::End),
@@ -264,7 +261,7 @@ impl LineEditor {
                 }
                 Err(error) => return Err(failed(error)),
             }
-            let line = match locked(&self.ending).take() {
+            let line = match self.ending.lock().take() {
                 Some(InputLine::Text(line)) => line,
                 Some(ending) => return Ok(ending),
                 None => return Ok(InputLine::Interrupted { was_empty: false }),

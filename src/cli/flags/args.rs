@@ -7,7 +7,6 @@
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::fmt;
 use std::ops::RangeBounds;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -239,12 +238,6 @@ pub struct ImageArgs {
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoraFile(pub AdapterFile);
 
-impl fmt::Display for LoraFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}={}", self.0.path.display(), self.0.scale)
-    }
-}
-
 impl FromStr for LoraFile {
     type Err = String;
 
@@ -262,13 +255,6 @@ impl FromStr for LoraFile {
 /// `--image-tokens`: least and most tokens of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageTokens(pub [Option<u32>; 2]);
-
-impl fmt::Display for ImageTokens {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0[0].map_or(Ok(()), |least| write!(f, "{least}.."))?;
-        self.0[1].map_or(Ok(()), |most| write!(f, "{most}"))
-    }
-}
 
 impl FromStr for ImageTokens {
     type Err = String;

@@ -5,14 +5,14 @@
 
 use std::time::Duration;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::time::sleep;
 
-use super::connection::{CallFailure, ServerLoss, ServerTool};
-use super::names::{DOWN, absence, server_of};
+use super::ToolServers;
+use super::connection::{CallFailure, ServerTool};
+use super::owned::find;
 use super::permission::{AllowedTool, AskUser, CallConsent, QUESTION, shown};
 use super::result::ResultText;
-use super::{ToolServerState, ToolServers, ended};
 use crate::cli::error::CommandError;
 use crate::cli::images::{GivenImage, marked_content};
 use crate::cli::terminal::Terminal;
@@ -115,8 +115,9 @@ impl ToolServers {
         if desk.graceful.received().is_some() {
             return Ok(CallResult::error(CallStatus::Stopped, "the user stopped it"));
         }
-        let Some((at, tool)) = self.find(&call.name) else {
-            return Ok(CallResult::error(CallStatus::Failed, &self.missing(&call.name)));
+        let (server, tool, calls) = match find(&self.servers.all, &call.name) {
+            Ok(found) => found,
+            Err(why) => return Ok(CallResult::error(CallStatus::Failed, &why)),
         };
         let arguments = match serde_json::from_str::<Value>(&call.arguments) {
             Ok(Value::Object(arguments)) => arguments,
@@ -124,40 +125,29 @@ impl ToolServers {
                 return Ok(CallResult::error(CallStatus::Failed, "the arguments are not a JSON object"));
             }
         };
-        if !self.is_agreed(at, call, &tool, desk)? {
+        if !self.is_agreed(&server.config.name, call, &tool, desk)? {
             return Ok(CallResult::error(CallStatus::Refused, "the user refused the call"));
         }
         desk.terminal.status(&format!("calling {}", call.name));
-        let made = self.make(at, &tool.name, arguments, desk.graceful);
+        let stopped = async {
+            while desk.graceful.received().is_none() {
+                sleep(POLL).await;
+            }
+        };
+        let made = server.call(&calls, &tool.name, arguments, self.timeout, stopped);
+        let made = self.servers.runtime.block_on(made);
         desk.terminal.status("");
-        Ok(self.told(at, call, made, desk))
-    }
-
-    /// Returns an offered tool and its server's place.
-    fn find(&self, offered: &str) -> Option<(usize, ServerTool)> {
-        self.servers.iter().enumerate().find_map(|(at, server)| {
-            let tools = &server.state.connection()?.tools;
-            Some((at, tools.iter().find(|tool| tool.offered == offered)?.clone()))
-        })
-    }
-
-    /// Says why there is no such tool.
-    fn missing(&self, offered: &str) -> String {
-        let name = server_of(offered);
-        let server = self.servers.iter().find(|server| Some(server.config.name.as_str()) == name);
-        let is_down = server.is_some_and(|server| matches!(server.state, ToolServerState::Down(_)));
-        absence(offered, is_down.then_some(DOWN))
+        Ok(self.told(&server.config.name, call, made, desk))
     }
 
     /// Returns true if the user agrees to a call; false without a terminal to ask on.
     fn is_agreed(
         &mut self,
-        at: usize,
+        server: &str,
         call: &AnsweredCall,
         tool: &ServerTool,
         desk: &mut CallDesk<'_>,
     ) -> Result<bool, CommandError> {
-        let server = &self.servers[at].config.name;
         let (name, arguments) = (shown(&tool.name), shown(&call.arguments));
         let sentence = format!("MCP server {server}, tool {name}, arguments: {arguments}");
         if self.permissions.allows(server, tool) {
@@ -178,35 +168,10 @@ impl ToolServers {
         Ok(consent.is_some_and(CallConsent::is_given))
     }
 
-    /// Calls the tool and waits for its result, the time limit, or a signal.
-    fn make(
-        &mut self,
-        at: usize,
-        name: &str,
-        arguments: Map<String, Value>,
-        graceful: &Graceful,
-    ) -> Result<ResultText, CallFailure> {
-        let ToolServerState::Ready(connection) = &mut self.servers[at].state else {
-            return Err(CallFailure::Lost(ServerLoss::new("it does not run")));
-        };
-        let stopped = async {
-            while graceful.received().is_none() {
-                sleep(POLL).await;
-            }
-        };
-        let made = self.runtime.block_on(connection.call(name, arguments, self.timeout, stopped));
-        if let Err(CallFailure::Lost(loss)) = &made {
-            let down = ToolServerState::Down(loss.why.clone());
-            let lost = std::mem::replace(&mut self.servers[at].state, down);
-            self.runtime.block_on(ended(lost));
-        }
-        made
-    }
-
     /// Tells the user what became of a call, and returns what the model gets.
     fn told(
         &self,
-        at: usize,
+        server: &str,
         call: &AnsweredCall,
         mut made: Result<ResultText, CallFailure>,
         desk: &CallDesk<'_>,
@@ -216,7 +181,7 @@ impl ToolServers {
             Ok(result) if desk.sees => result.take_images(),
             _ => Vec::new(),
         };
-        let (tool, server) = (&call.name, &self.servers[at].config.name);
+        let tool = &call.name;
         match &made {
             Ok(ResultText { text, is_error, notes, .. }) => {
                 notes.iter().for_each(|note| terminal.warn(format!("{tool}: {note}")));

@@ -277,33 +277,16 @@ impl ServerConnection {
         ServerCalls { peer: self.service.peer().clone(), is_process: self.process.is_some() }
     }
 
-    /// Calls a tool, as [`ServerCalls::call`]. A failure has the last words of a process that has ended.
-    ///
-    /// # Errors
-    /// [`CallFailure`].
-    pub async fn call(
-        &mut self,
-        tool: &str,
-        arguments: JsonObject,
-        limit: Duration,
-        stopped: impl Future<Output = ()>,
-    ) -> Result<ResultText, CallFailure> {
-        match self.calls().call(tool, arguments, limit, stopped).await {
-            Err(CallFailure::Lost(loss)) => {
-                Err(CallFailure::Lost(ServerLoss::of_process(loss.why, self.process.as_mut()).await))
-            }
-            made => made,
-        }
-    }
-
-    /// Returns why the server has ended, if it has.
-    pub async fn lost(&mut self) -> Option<ServerLoss> {
+    /// Returns why the server has ended, if it has, or a call says so.
+    pub async fn lost(&mut self, called: Option<ServerLoss>) -> Option<ServerLoss> {
         let is_closed = self.service.is_closed() || self.service.peer().is_transport_closed();
         let has_exited = self.process.as_mut().is_some_and(|process| process.exited().is_some());
-        if !is_closed && !has_exited {
-            return None;
-        }
-        Some(ServerLoss::of_process(CONNECTION_ENDED, self.process.as_mut()).await)
+        let why = match called {
+            Some(loss) => loss.why,
+            None if is_closed || has_exited => CONNECTION_ENDED.to_owned(),
+            None => return None,
+        };
+        Some(ServerLoss::of_process(why, self.process.as_mut()).await)
     }
 
     /// Ends the connection and the server's process.

@@ -3,8 +3,8 @@
 //!
 //! `config` reads the JSON of other clients, `names` makes the tools' names, `process` and `http` are the two
 //! transports, `connection` is one server, `permission` what runs without asking, `result` what the model
-//! gets, `call` one call. `shared` has the servers of `serve`, whose clients ask for consent themselves and
-//! call at the same time. The protocol is rmcp's. Its tasks run on a thread of their own, and the callers
+//! gets, `call` one call, `owned` starts servers, looks at them and ends them. `shared` has those of `serve`, whose clients ask
+//! for consent themselves and call at the same time. The protocol is rmcp's. Its tasks run on a thread of their own, and the callers
 //! here wait for them. Only a call sees signals while it is waited for.
 //!
 //! Invariants: no file of the current folder starts a server or allows a call; `chat` and `run` call nothing
@@ -15,33 +15,31 @@ mod config;
 mod connection;
 mod http;
 mod names;
+mod owned;
 mod permission;
 mod process;
 mod result;
 mod shared;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use serde_json::Value;
-use tokio::runtime::{Builder, Runtime};
-use tokio::task::JoinHandle;
 
 pub use self::call::{CallDesk, CallResult, CallStatus, result_message};
 pub use self::config::McpConfig;
 use self::config::{ServerConfig, TransportConfig};
-use self::connection::{ServerConnection, ServerLoss};
 pub use self::connection::{ServerTool, parse_tools};
+use self::owned::{OwnedServer, OwnedServers, OwnedState, ServerNews};
 use self::permission::Permissions;
 pub use self::permission::{AllowedTool, CallConsent};
 pub use self::result::parse_result;
 pub use self::shared::SharedToolServers;
 use super::error::{CommandError, Kind};
 use super::terminal::Terminal;
-use crate::cli::model::hub_access::ca_file;
 use crate::cli::terminal::report::{counted, on_one_line};
-use llmctl_engine::http_engine::TlsTrust;
 
 /// Most servers of one chat; a signal ends as many process groups.
 const MAX_SERVERS: usize = 32;
@@ -97,47 +95,11 @@ pub struct McpArgs {
     pub max_tool_rounds: u32,
 }
 
-/// Returns what runs the connections.
-fn runtime() -> Result<Runtime, CommandError> {
-    let runtime = Builder::new_multi_thread().worker_threads(1).thread_name("mcp").enable_all().build();
-    runtime.map_err(|error| CommandError::new(Kind::Failure, error))
-}
-
 /// The servers of a chat or a run.
 pub struct ToolServers {
-    servers: Vec<ToolServer>,
+    servers: OwnedServers,
     permissions: Permissions,
     timeout: Duration,
-    trust: TlsTrust,
-    /// Runs their connections. Dropped last.
-    runtime: Runtime,
-}
-
-/// One server.
-struct ToolServer {
-    config: ServerConfig,
-    state: ToolServerState,
-}
-
-enum ToolServerState {
-    Starting(JoinHandle<Result<ServerConnection, ServerLoss>>),
-    Ready(Box<ServerConnection>),
-    /// It has ended or could not be started, for this reason.
-    Down(String),
-}
-
-impl ToolServerState {
-    fn connection(&self) -> Option<&ServerConnection> {
-        match self {
-            Self::Ready(connection) => Some(connection),
-            _ => None,
-        }
-    }
-
-    /// Returns the tools of a server that runs.
-    fn tools(&self) -> &[ServerTool] {
-        self.connection().map(|connection| connection.tools.as_slice()).unwrap_or_default()
-    }
 }
 
 impl ToolServers {
@@ -154,103 +116,87 @@ impl ToolServers {
             }
             return Ok(None);
         }
-        let configs = args.servers.configured(terminal)?;
-        let mut servers = Self {
-            servers: Vec::new(),
+        Ok(Some(Self {
+            servers: OwnedServers::begin(&args.servers, terminal, None)?,
             permissions: Permissions::new(args.allow_tool.clone()),
             timeout: args.servers.timeout(),
-            trust: TlsTrust(ca_file()),
-            runtime: runtime()?,
-        };
-        for config in configs {
-            let state = servers.starting(&config);
-            servers.servers.push(ToolServer { config, state });
-        }
-        Ok(Some(servers))
-    }
-
-    fn starting(&self, config: &ServerConfig) -> ToolServerState {
-        ToolServerState::Starting(
-            self.runtime.spawn(ServerConnection::open(config.clone(), self.trust.clone())),
-        )
+        }))
     }
 
     /// Waits until each server has started or failed. Returns a message for each failure.
-    pub fn wait(&mut self, terminal: &Terminal) -> Vec<String> {
-        let mut failures = Vec::new();
-        let is_starting = |server: &&mut ToolServer| matches!(server.state, ToolServerState::Starting(_));
-        for ToolServer { config, state } in self.servers.iter_mut().filter(is_starting) {
-            let ToolServerState::Starting(task) = state else { continue };
-            terminal.status(&format!("starting MCP server {}", config.name));
-            let opened = self.runtime.block_on(task);
-            *state = match opened.unwrap_or_else(|error| Err(ServerLoss::new(error.to_string()))) {
-                Ok(connection) => ToolServerState::Ready(Box::new(connection)),
-                Err(loss) => {
-                    failures.push(format!("MCP server {}: {loss}", config.name));
-                    ToolServerState::Down(loss.why)
-                }
-            };
-        }
+    pub fn wait(&self, terminal: &Terminal) -> Vec<String> {
+        self.servers.all.iter().filter_map(|server| self.failure(server, terminal)).collect()
+    }
+
+    /// Waits until a server has started. Returns a message if it does not.
+    fn failure(&self, server: &OwnedServer, terminal: &Terminal) -> Option<String> {
+        let name = &server.config.name;
+        terminal.status(&format!("starting MCP server {name}"));
+        let started = self.servers.wait(server);
         terminal.status("");
-        failures
+        started.err().map(|loss| format!("MCP server {name}: {loss}"))
     }
 
     /// Warns of permissions that name no tool of these servers.
     pub fn check_permissions(&self, terminal: &Terminal) {
-        let tools: Vec<(&str, &ServerTool)> = self.tools().collect();
-        for allowed in self.permissions.without_use(&tools) {
+        for allowed in self.permissions.without_use(&self.tools()) {
             terminal.warn(format!("--allow-tool {allowed}: no MCP server has such a tool"));
         }
     }
 
     /// Returns the tools of all servers that run, with the servers' names.
-    fn tools(&self) -> impl Iterator<Item = (&str, &ServerTool)> {
-        self.servers.iter().flat_map(|ToolServer { config, state }| {
-            state.tools().iter().map(|tool| (config.name.as_str(), tool))
-        })
+    fn tools(&self) -> Vec<(&str, ServerTool)> {
+        let mut tools = Vec::new();
+        for server in &self.servers.all {
+            let name = server.config.name.as_str();
+            tools.extend(server.tools().iter().map(|tool| (name, tool.clone())));
+        }
+        tools
     }
 
     /// Returns the tools as templates and APIs have them.
     pub fn definitions(&self) -> Vec<Value> {
-        self.tools().map(|(_, tool)| tool.definition()).collect()
+        self.tools().iter().map(|(_, tool)| tool.definition()).collect()
     }
 
     /// Returns whether a name is one of a server's tool, or was.
     pub fn has(&self, offered: &str) -> bool {
-        let server = names::server_of(offered);
-        self.servers.iter().any(|one| Some(one.config.name.as_str()) == server)
+        names::server_of(offered).is_some_and(|server| self.names().contains(&server))
     }
 
     /// Returns the names of all servers.
     pub fn names(&self) -> Vec<&str> {
-        self.servers.iter().map(|server| server.config.name.as_str()).collect()
+        self.servers.all.iter().map(|server| server.config.name.as_str()).collect()
     }
 
     /// Describes the servers in a few words: `2 MCP servers, 9 tools`.
     pub fn spoken(&self) -> String {
-        let num_running = self.servers.iter().filter(|server| server.state.connection().is_some()).count();
-        format!("{}, {}", counted(num_running, "MCP server"), counted(self.tools().count(), "tool"))
+        let is_running = |server: &&Arc<OwnedServer>| matches!(server.state(), OwnedState::Running { .. });
+        let num_running = self.servers.all.iter().filter(is_running).count();
+        format!("{}, {}", counted(num_running, "MCP server"), counted(self.tools().len(), "tool"))
     }
 
     /// Returns servers and tools, one a line.
     pub fn rows(&self) -> Vec<Vec<String>> {
         let mut rows = Vec::new();
-        for ToolServer { config, state } in &self.servers {
-            let about = match state {
-                ToolServerState::Starting(_) => "starting".to_owned(),
-                ToolServerState::Ready(connection) => {
-                    format!("running, {}", counted(connection.tools.len(), "tool"))
+        for server in &self.servers.all {
+            let config = &server.config;
+            let (state, own_name) = match server.state() {
+                OwnedState::Starting => ("starting".to_owned(), String::new()),
+                OwnedState::Running { about, tools, .. } => {
+                    (format!("running, {}", counted(tools.len(), "tool")), about)
                 }
-                ToolServerState::Down(why) => format!("down: {}", why.lines().next().unwrap_or_default()),
+                OwnedState::Down(loss) => {
+                    (format!("down: {}", loss.why.lines().next().unwrap_or_default()), String::new())
+                }
             };
-            let place =
-                match (&config.transport, state.connection().map(|connection| connection.about.as_str())) {
-                    (_, Some(about)) if !about.is_empty() => about.to_owned(),
-                    (TransportConfig::Process(process), _) => process.command.display().to_string(),
-                    (TransportConfig::Http(_), _) => "http".to_owned(),
-                };
-            rows.push(vec![config.name.clone(), about, place]);
-            rows.extend(state.tools().iter().map(|tool| self.row(&config.name, tool)));
+            let place = match &config.transport {
+                _ if !own_name.is_empty() => own_name,
+                TransportConfig::Process(process) => process.command.display().to_string(),
+                TransportConfig::Http(_) => "http".to_owned(),
+            };
+            rows.push(vec![config.name.clone(), state, place]);
+            rows.extend(server.tools().iter().map(|tool| self.row(&config.name, tool)));
         }
         rows
     }
@@ -268,24 +214,13 @@ impl ToolServers {
     /// asked is asked again for the tools of a server that has changed them.
     pub fn news(&mut self) -> Vec<String> {
         let mut news = Vec::new();
-        for ToolServer { config, state } in &mut self.servers {
-            let ToolServerState::Ready(connection) = state else { continue };
-            let name = &config.name;
-            if let Some(loss) = self.runtime.block_on(connection.lost()) {
-                news.push(format!("MCP server {name}: {loss}"));
-                let down = std::mem::replace(state, ToolServerState::Down(loss.why));
-                self.runtime.block_on(ended(down));
-                continue;
+        for server in &self.servers.all {
+            let looked = server.look(None).map(|looked| self.servers.runtime.block_on(looked));
+            let Some(Ok(Some(ServerNews { text, has_new_tools }))) = looked else { continue };
+            if has_new_tools {
+                self.permissions.forget(&server.config.name);
             }
-            match self.runtime.block_on(connection.renew_tools(config)) {
-                Ok(false) => {}
-                Ok(true) => {
-                    self.permissions.forget(name);
-                    let tools = counted(connection.tools.len(), "tool");
-                    news.push(format!("MCP server {name} has changed its tools: {tools} now"));
-                }
-                Err(why) => news.push(format!("MCP server {name}: its tools: {why}")),
-            }
+            news.push(text);
         }
         news
     }
@@ -295,46 +230,15 @@ impl ToolServers {
     /// # Errors
     /// There is no such server, or why it does not start.
     pub fn restart(&mut self, name: &str, terminal: &Terminal) -> Result<(), CommandError> {
-        let Some(at) = self.servers.iter().position(|server| server.config.name == name) else {
+        let Some(at) = self.names().iter().position(|one| *one == name) else {
             let error = CommandError::usage(format!("there is no MCP server {name}"));
             return Err(error.hint(format!("there are: {}", self.names().join(", "))));
         };
-        let before = std::mem::replace(&mut self.servers[at].state, ToolServerState::Down(String::new()));
-        self.runtime.block_on(ended(before));
+        self.servers.restart(at);
         self.permissions.forget(name);
-        self.servers[at].state = self.starting(&self.servers[at].config);
-        match self.wait(terminal).pop() {
+        match self.failure(&self.servers.all[at], terminal) {
             None => Ok(()),
             Some(failure) => Err(Kind::Unavailable.error(failure)),
         }
-    }
-}
-
-/// Ends all servers at once.
-impl Drop for ToolServers {
-    fn drop(&mut self) {
-        let states = self.servers.drain(..).map(|server| server.state);
-        let ending: Vec<_> = states.map(|state| self.runtime.spawn(ended(state))).collect();
-        self.runtime.block_on(async {
-            for task in ending {
-                let _ = task.await; // each has limits of its own
-            }
-        });
-    }
-}
-
-/// Ends a server; one that is starting is dropped, which kills it.
-async fn ended(state: ToolServerState) {
-    match state {
-        ToolServerState::Starting(task) => match task.is_finished() {
-            true => {
-                if let Ok(Ok(connection)) = task.await {
-                    connection.end().await;
-                }
-            }
-            false => task.abort(),
-        },
-        ToolServerState::Ready(connection) => connection.end().await,
-        ToolServerState::Down(_) => {}
     }
 }

@@ -90,7 +90,7 @@ impl Permissions {
     }
 
     /// Returns what was allowed beforehand and is none of these tools.
-    pub fn without_use(&self, tools: &[(&str, &ServerTool)]) -> Vec<String> {
+    pub fn without_use(&self, tools: &[(&str, ServerTool)]) -> Vec<String> {
         let is_idle =
             |allowed: &&AllowedTool| !tools.iter().any(|(server, tool)| allowed.allows(server, tool));
         self.allowed.iter().filter(is_idle).map(AllowedTool::to_string).collect()
@@ -170,7 +170,7 @@ mod tests {
         assert!(permissions.allows("a", &tool("b")) && permissions.allows("c", &tool("x__y")));
         assert!(!permissions.allows("a", &tool("b_2")) && !permissions.allows("a", &tool("c")));
         assert!(!permissions.allows("b", &tool("b")), "another server's tool");
-        assert_eq!(permissions.without_use(&[("a", &tool("b")), ("d", &tool("x"))]), ["c__*"]);
+        assert_eq!(permissions.without_use(&[("a", tool("b")), ("d", tool("x"))]), ["c__*"]);
         for wrong in ["*", "a", "a__", "__b", "a*__b", "a__b*", "a__*b", "a b__c", "a.b__c", "a__b;c", ""] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }

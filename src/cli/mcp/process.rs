@@ -8,9 +8,10 @@
 
 use std::io;
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::task::JoinHandle;
@@ -89,7 +90,7 @@ impl ServerProcess {
         if self.companion.is_none() && !self.reader.is_finished() {
             let _ = timeout(WORDS_TIMEOUT, &mut self.reader).await; // what has been read until then
         }
-        let words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
+        let words = self.words.lock();
         let text = String::from_utf8_lossy(&words).into_owned();
         let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
         lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n")
@@ -167,7 +168,7 @@ impl ServerProcess {
 async fn keep_words(mut stream: impl AsyncRead + Unpin, words: Arc<Mutex<Vec<u8>>>) {
     let mut part = [0; 1024];
     while let Ok(count @ 1..) = stream.read(&mut part).await {
-        let mut words = words.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut words = words.lock();
         words.extend_from_slice(&part[..count]);
         let surplus = words.len().saturating_sub(MAX_WORDS);
         words.drain(..surplus);

@@ -1,29 +1,23 @@
 //! The MCP servers of `serve`: several clients list their tools and call them at the same time.
 //!
-//! Each server has an owner task, which starts its connection, looks at it when asked, and ends it. Calls do
-//! not pass through the owner task and run side by side. Invariants: a server's condition has one writer, its
-//! owner task; every wait for an owner task has a limit; a call ends with the future that waits for it, and
-//! no later than the servers; all servers have ended when the owner is dropped.
+//! Invariants: every wait for a server's task has a limit; a call ends with the future that waits for it, and no later than its
+//! server.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use tokio::runtime::{Handle, Runtime};
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use super::McpServerArgs;
 use super::call::{CallResult, CallStatus};
-use super::config::ServerConfig;
-use super::connection::{CallFailure, ServerCalls, ServerConnection, ServerLoss, ServerTool};
-use super::names::{DOWN, absence, server_of};
-use super::{McpServerArgs, runtime};
+use super::connection::ServerTool;
+use super::owned::{LOOK_TIMEOUT, OwnedServer, OwnedServers, OwnedState, find};
 use crate::cli::error::CommandError;
-use crate::cli::model::hub_access::ca_file;
 use crate::cli::terminal::Terminal;
-use crate::cli::terminal::report::counted;
-use llmctl_engine::http_engine::TlsTrust;
 use llmctl_serve::tools::{
     CallRefusal, HostWork, HostedServer, HostedTool, HostedTools, ServerCondition, ToolHost, ToolOutcome,
 };
@@ -31,54 +25,18 @@ use llmctl_serve::tools::{
 /// Most calls at the same time, of all clients.
 const MAX_CALLS: usize = 64;
 
-/// Longest wait for owner tasks to look at their servers.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Most requests to look that wait for an owner task; further ones get the result of these.
-const MAX_LOOKS: usize = 8;
-
 /// The owner of the servers. Dropped outside of tasks, because it waits.
 pub struct SharedToolServers {
     desk: Arc<SharedDesk>,
-    tasks: Vec<JoinHandle<()>>,
-    ending: watch::Sender<bool>,
-    runtime: Runtime,
+    servers: OwnedServers,
 }
 
 /// The part of the servers that requests share.
 struct SharedDesk {
-    servers: Vec<Arc<SharedServer>>,
+    servers: Vec<Arc<OwnedServer>>,
     places: Arc<Semaphore>,
     timeout: Duration,
-    ending: watch::Receiver<bool>,
     handle: Handle,
-}
-
-/// One server.
-struct SharedServer {
-    config: ServerConfig,
-    state: RwLock<SharedServerState>,
-    looks: mpsc::Sender<LookRequest>,
-}
-
-#[derive(Clone)]
-enum SharedServerState {
-    Starting,
-    Running {
-        about: String,
-        tools: Arc<[ServerTool]>,
-        calls: ServerCalls,
-    },
-    /// In the words that clients may read.
-    Down(String),
-}
-
-/// Asks an owner task to look at its server.
-struct LookRequest {
-    /// Why a call has found the server lost.
-    lost: Option<ServerLoss>,
-    /// Dropped when the owner task has looked.
-    _done: oneshot::Sender<()>,
 }
 
 impl SharedToolServers {
@@ -90,22 +48,14 @@ impl SharedToolServers {
         if args.mcp_config.is_empty() {
             return Ok(None);
         }
-        let configs = args.configured(terminal)?;
-        let (ending, is_ending) = watch::channel(false);
-        let (trust, runtime) = (TlsTrust(ca_file()), runtime()?);
-        let (mut servers, mut tasks) = (Vec::new(), Vec::new());
-        for config in configs {
-            let (looks, inbox) = mpsc::channel(MAX_LOOKS);
-            let state = RwLock::new(SharedServerState::Starting);
-            let server = Arc::new(SharedServer { config, state, looks });
-            let task = ServerTask { server: Arc::clone(&server), inbox, terminal: terminal.clone() };
-            tasks.push(runtime.spawn(task.run(trust.clone(), is_ending.clone())));
-            servers.push(server);
-        }
-        let places = Arc::new(Semaphore::new(MAX_CALLS));
-        let (timeout, handle) = (args.timeout(), runtime.handle().clone());
-        let desk = Arc::new(SharedDesk { servers, places, timeout, ending: is_ending, handle });
-        Ok(Some(Self { desk, tasks, ending, runtime }))
+        let servers = OwnedServers::begin(args, terminal, Some(terminal.clone()))?;
+        let desk = Arc::new(SharedDesk {
+            servers: servers.all.clone(),
+            places: Arc::new(Semaphore::new(MAX_CALLS)),
+            timeout: args.timeout(),
+            handle: servers.runtime.handle().clone(),
+        });
+        Ok(Some(Self { desk, servers }))
     }
 
     /// Returns what clients list and call the tools with. It outlives the servers, whose tools are gone then.
@@ -115,20 +65,7 @@ impl SharedToolServers {
 
     /// Ends calls under way, and begins to end the servers.
     pub fn stop(&self) {
-        self.ending.send_replace(true);
-    }
-}
-
-/// Ends all servers at once.
-impl Drop for SharedToolServers {
-    fn drop(&mut self) {
-        self.stop();
-        let tasks = std::mem::take(&mut self.tasks);
-        self.runtime.block_on(async {
-            for task in tasks {
-                let _ = task.await; // each has limits of its own
-            }
-        });
+        self.servers.all.iter().for_each(|server| server.stop());
     }
 }
 
@@ -166,28 +103,24 @@ impl SharedDesk {
         offered: &str,
         arguments: Map<String, Value>,
     ) -> Result<(oneshot::Sender<()>, CallTask), CallRefusal> {
-        let (server, tool, calls) = self.find(offered)?;
+        let found = find(&self.servers, offered).map_err(CallRefusal::Unknown);
+        let (server, tool, calls) = found?;
         let place = Arc::clone(&self.places).try_acquire_owned();
         let place = place.map_err(|_| CallRefusal::Busy(MAX_CALLS))?;
         let (waiting, gone) = oneshot::channel::<()>();
-        let (limit, ending) = (self.timeout, self.ending.clone());
+        let limit = self.timeout;
         let task = self.handle.spawn(async move {
             let _place = place;
             let stopped = async {
                 tokio::select! {
                     _ = gone => {}
-                    () = until_end(ending.clone()) => {}
+                    () = server.until_end() => {}
                 }
             };
-            let made = calls.call(&tool, arguments, limit, stopped).await;
-            if let Err(CallFailure::Lost(loss)) = &made
-                && let Some(looked) = server.look(Some(loss.clone()))
-            {
-                let _ = timeout(LOOK_TIMEOUT, looked).await; // the next list should know
-            }
+            let made = server.call(&calls, &tool.name, arguments, limit, stopped).await;
             let CallResult { status, text, .. } = CallResult::of(&made, &server.config.name, limit);
             // The call and its server are ended at the same moment: either may be first.
-            let is_ended = status != CallStatus::Done && *ending.borrow();
+            let is_ended = status != CallStatus::Done && server.is_ending();
             match status == CallStatus::Stopped || is_ended {
                 true => Err(CallRefusal::Ending),
                 false => Ok(ToolOutcome { status: status.word(), text }),
@@ -195,33 +128,16 @@ impl SharedDesk {
         });
         Ok((waiting, task))
     }
-
-    /// Returns a tool's server, its own name there, and what calls it.
-    fn find(&self, offered: &str) -> Result<(Arc<SharedServer>, String, ServerCalls), CallRefusal> {
-        let refused = |state| CallRefusal::Unknown(absence(offered, state));
-        let name = server_of(offered);
-        let server = self.servers.iter().find(|server| Some(server.config.name.as_str()) == name);
-        let server = server.ok_or_else(|| refused(None))?;
-        match server.state() {
-            SharedServerState::Starting => Err(refused(Some("is still starting"))),
-            SharedServerState::Down(_) => Err(refused(Some(DOWN))),
-            SharedServerState::Running { tools, calls, .. } => {
-                let tool = tools.iter().find(|tool| tool.offered == offered);
-                let tool = tool.ok_or_else(|| refused(None))?;
-                Ok((Arc::clone(server), tool.name.clone(), calls))
-            }
-        }
-    }
 }
 
-fn listed(servers: &[Arc<SharedServer>]) -> HostedTools {
+fn listed(servers: &[Arc<OwnedServer>]) -> HostedTools {
     let mut listed = HostedTools::default();
     for server in servers {
         let name = &server.config.name;
         let condition = match server.state() {
-            SharedServerState::Starting => ServerCondition::Starting,
-            SharedServerState::Down(why) => ServerCondition::Down(why),
-            SharedServerState::Running { about, tools, .. } => {
+            OwnedState::Starting => ServerCondition::Starting,
+            OwnedState::Down(loss) => ServerCondition::Down(loss.brief(&server.config)),
+            OwnedState::Running { about, tools, .. } => {
                 listed.tools.extend(tools.iter().map(|tool| hosted(name, tool)));
                 ServerCondition::Running(about)
             }
@@ -239,92 +155,5 @@ fn hosted(server: &str, tool: &ServerTool) -> HostedTool {
         tool: tool.name.clone(),
         description: tool.description.clone(),
         parameters: definition["function"]["parameters"].take(),
-    }
-}
-
-impl SharedServer {
-    fn state(&self) -> SharedServerState {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set(&self, state: SharedServerState) {
-        *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
-    }
-
-    /// Asks the owner task of a running server to look; `None` without one, or if enough ask already. The
-    /// receiver ends when it has looked.
-    fn look(&self, lost: Option<ServerLoss>) -> Option<oneshot::Receiver<()>> {
-        if !matches!(self.state(), SharedServerState::Running { .. }) {
-            return None;
-        }
-        let (done, looked) = oneshot::channel();
-        self.looks.try_send(LookRequest { lost, _done: done }).ok().map(|()| looked)
-    }
-}
-
-/// Ends when the servers are to end.
-async fn until_end(mut ending: watch::Receiver<bool>) {
-    let _ = ending.wait_for(|is_ending| *is_ending).await; // an owner that is gone ends them as well
-}
-
-/// The task that owns one server.
-struct ServerTask {
-    server: Arc<SharedServer>,
-    inbox: mpsc::Receiver<LookRequest>,
-    terminal: Terminal,
-}
-
-impl ServerTask {
-    async fn run(mut self, trust: TlsTrust, ending: watch::Receiver<bool>) {
-        let opening = ServerConnection::open(self.server.config.clone(), trust);
-        let opened = tokio::select! {
-            opened = opening => opened,
-            () = until_end(ending.clone()) => return, // what was started is dropped, which kills it
-        };
-        let mut connection = match opened {
-            Ok(connection) => connection,
-            Err(loss) => return self.is_down(&loss),
-        };
-        self.is_running(&connection);
-        let lost = tokio::select! {
-            loss = self.keep(&mut connection) => Some(loss),
-            () = until_end(ending) => None,
-        };
-        if let Some(loss) = lost {
-            self.is_down(&loss);
-        }
-        connection.end().await;
-    }
-
-    /// Looks at the server whenever asked. Returns why it is lost.
-    async fn keep(&mut self, connection: &mut ServerConnection) -> ServerLoss {
-        let name = self.server.config.name.clone();
-        loop {
-            let Some(look) = self.inbox.recv().await else { return ServerLoss::new("no client asks for it") };
-            if let Some(loss) = connection.lost().await.or(look.lost) {
-                return loss;
-            }
-            match connection.renew_tools(&self.server.config).await {
-                Ok(false) => {}
-                Ok(true) => {
-                    self.is_running(connection);
-                    let tools = counted(connection.tools.len(), "tool");
-                    self.terminal.note(format!("MCP server {name} has changed its tools: {tools} now"));
-                }
-                Err(why) => self.terminal.warn(format!("MCP server {name}: its tools: {why}")),
-            }
-        }
-    }
-
-    fn is_running(&self, connection: &ServerConnection) {
-        let (about, tools, calls) =
-            (connection.about.clone(), connection.tools.clone().into(), connection.calls());
-        self.server.set(SharedServerState::Running { about, tools, calls });
-    }
-
-    fn is_down(&self, loss: &ServerLoss) {
-        let config = &self.server.config;
-        self.server.set(SharedServerState::Down(loss.brief(config)));
-        self.terminal.warn(format!("MCP server {}: {loss}", config.name));
     }
 }

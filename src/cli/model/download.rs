@@ -5,10 +5,11 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use parking_lot::Mutex;
 
 use super::hub_access::{hub_settings, is_offline};
 use crate::cli::error::{CommandError, Kind};
@@ -231,7 +232,7 @@ impl<'a> Display<'a> {
 
     /// Counts the bytes that are here after an event.
     fn count(&self, event: &PullEvent) -> u64 {
-        let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.files.lock();
         let mut set = |path: &str, change: &dyn Fn(FileBytes) -> u64| {
             if let Some(file) = files.get_mut(path) {
                 file.here = change(*file);

@@ -1,9 +1,9 @@
 //! `llmctl pull`: downloads models into the Hugging Face cache.
 
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::download::{Downloads, size};
@@ -120,7 +120,7 @@ fn pull_with_events(downloads: &Downloads<'_>, plan: &PullPlan) -> Result<Exit, 
     let last = Mutex::new(None::<Instant>);
     let watch = |event: &PullEvent, here: u64| {
         let is_due = || {
-            let mut last = last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut last = last.lock();
             let is_due = last.is_none_or(|last| last.elapsed() >= EVENT_INTERVAL);
             if is_due {
                 *last = Some(Instant::now());

@@ -1,8 +1,8 @@
 //! `serve --isolate` and `--workers`: from flags to worker processes, each with the model and without
 //! secrets.
 //!
-//! Decides which flags a worker gets: all for the model and the engine, with the values in force here from
-//! any file or variable. The server's own flags stay here.
+//! Decides which flags a worker gets: all that it knows, with the values in force here from any file or variable. The server's own
+//! flags stay here.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Arg, ArgMatches, Args, Command};
 
-use super::capacity::CapacityArgs;
+use super::ServeArgs;
+use super::worker::WorkerArgs;
 use crate::cli::error::{CommandError, Kind};
-use crate::cli::flags::args::{
-    BosId, ByteSize, DEVICES, DTYPES, EngineArgs, FlagValue, INSTRUCTION_SETS, ImageArgs, KV_TYPES,
-    ModelArgs, QUANTIZED, SPECULATIONS, TimeSpan, count,
-};
-use crate::cli::sessions::encryption;
+use crate::cli::flags;
+use crate::cli::flags::args::{ByteSize, GlobalArgs, TimeSpan, count};
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::report::bytes;
 use llmctl_base::Error;
@@ -86,9 +84,9 @@ pub struct IsolationArgs {
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     pub worker_start_timeout: Option<TimeSpan>,
 
-    /// `--config`, which workers read too; set after parsing.
+    /// Flags that workers get, too, as they were given; set after parsing.
     #[arg(skip)]
-    pub config: Option<PathBuf>,
+    pub passed: Vec<OsString>,
 }
 
 impl IsolationArgs {
@@ -134,21 +132,13 @@ impl IsolationArgs {
     }
 }
 
-/// Flags of `serve` that its workers get.
-pub struct WorkerFlags<'a> {
-    pub model: &'a ModelArgs,
-    pub engine: &'a EngineArgs,
-    pub capacity: &'a CapacityArgs,
-    pub isolation: &'a IsolationArgs,
-}
-
 /// Starts all workers in parallel and waits until they are ready. Calls `gave_up` when the last of them
 /// cannot be restarted.
 ///
 /// # Errors
 /// The reason why one of them cannot load; the system's if it cannot start a thread or process.
 pub fn start(
-    args: &WorkerFlags<'_>,
+    args: &ServeArgs,
     count: usize,
     model: &ModelFingerprint,
     terminal: &Terminal,
@@ -192,7 +182,7 @@ pub fn start(
 }
 
 /// Warns if the workers' KV does not fit together, because each assumes that all free memory is its own.
-fn warn_of_kv(kv_memory: u64, args: &WorkerFlags<'_>, count: usize, terminal: &Terminal) {
+fn warn_of_kv(kv_memory: u64, args: &ServeArgs, count: usize, terminal: &Terminal) {
     let is_on_cpu = !cfg!(feature = "cuda") && !cfg!(feature = "metal");
     let available = tightest(&memory_limits(Path::new("/"))).map(|limit| limit.available);
     let is_chosen = args.engine.kv_memory.is_some() || args.isolation.worker_memory.is_some();
@@ -239,8 +229,8 @@ fn has_run_out(error: &StartError) -> bool {
     matches!(error, StartError::Refused(Error::EngineGone)) || tells_of_no_memory(&error.to_string())
 }
 
-fn launches(args: &WorkerFlags<'_>, count: usize, terminal: &Terminal) -> Result<Vec<Launch>, CommandError> {
-    let isolation = args.isolation;
+fn launches(args: &ServeArgs, count: usize, terminal: &Terminal) -> Result<Vec<Launch>, CommandError> {
+    let isolation = &args.isolation;
     let program = match std::env::var_os(PROGRAM_VARIABLE).filter(|path| !path.is_empty()) {
         Some(path) => PathBuf::from(path),
         None => std::env::current_exe().map_err(|error| {
@@ -252,7 +242,7 @@ fn launches(args: &WorkerFlags<'_>, count: usize, terminal: &Terminal) -> Result
         let terminal = terminal.clone();
         Launch {
             program: program.clone(),
-            args: flags(args, count, &terminal),
+            args: arguments(args, count),
             secrets: std::env::vars_os()
                 .map(|(name, _)| name)
                 .filter(|name| is_secret(&name.to_string_lossy()))
@@ -277,130 +267,55 @@ fn is_secret(name: &str) -> bool {
         .any(|word| name == *word || name.ends_with(&format!("_{word}")))
 }
 
-/// Returns the arguments of a worker.
-fn flags(args: &WorkerFlags<'_>, count: usize, terminal: &Terminal) -> Vec<OsString> {
-    let mut flags = Flags(vec!["worker".into(), "--color".into(), "never".into()]);
-    flags.0.extend(terminal.verbosity().into_iter().map(OsString::from));
-    flags.path("--config", args.isolation.config.as_deref());
-    flags.0.extend(encryption::flags());
-    flags.model(args.model, count);
-    flags.engine(args.engine);
-    flags.capacity(args.capacity);
-    flags.0
+/// Returns the arguments of a worker. What the server changes after the parse comes from `args`, the rest as it was given.
+fn arguments(args: &ServeArgs, count: usize) -> Vec<OsString> {
+    let share = (count > 1).then(|| (default_threads() / count).max(1));
+    let changed = [
+        ("model", args.model.model.clone()),
+        ("ctx", args.model.ctx.map(|tokens| tokens.to_string())),
+        ("threads", args.model.threads.or(share).map(|threads| threads.to_string())),
+        ("kv-memory", args.engine.kv_memory.map(|size| size.0.to_string())),
+    ];
+    let changed = changed.into_iter().filter_map(|(long, value)| Some(flags::word(long, value?)));
+    let fixed = ["worker", "--color", "never"].map(OsString::from);
+    fixed.into_iter().chain(args.isolation.passed.iter().cloned()).chain(changed).collect()
 }
 
-/// Arguments being built. Every field is named, so that a new flag is a compile error here.
-struct Flags(Vec<OsString>);
-
-impl Flags {
-    fn model(&mut self, model: &ModelArgs, count: usize) {
-        let ModelArgs {
-            model,
-            draft_model,
-            dtype,
-            quantize,
-            ctx,
-            threads,
-            threads_batch,
-            cpu,
-            kv_type,
-            device,
-            chat_template,
-            bos_id,
-            eos_id,
-            images: ImageArgs { mmproj, no_mmproj, image_tokens },
-            lora,
-            remote: _, // refused beside workers
-            connects: _,
-            fetch: _,   // this process has the files, and a worker downloads nothing
-            aliases: _, // the worker reads the same configuration
-            is_named: _,
-        } = model;
-        self.text("--model", model.clone());
-        self.text("--draft-model", draft_model.clone());
-        self.name("--dtype", &DTYPES, *dtype);
-        self.name("--quantize", &QUANTIZED, *quantize);
-        self.text("--ctx", *ctx);
-        let share = (count > 1).then(|| (default_threads() / count).max(1));
-        self.text("--threads", threads.or(share));
-        self.text("--threads-batch", *threads_batch);
-        self.name("--cpu", &INSTRUCTION_SETS, *cpu);
-        self.name("--kv-type", &KV_TYPES, *kv_type);
-        self.name("--device", &DEVICES, *device);
-        self.path("--chat-template", chat_template.as_deref());
-        let bos_id = bos_id.map(|BosId(id)| id.map_or("none".to_owned(), |id| id.to_string()));
-        self.text("--bos-id", bos_id);
-        eos_id.iter().for_each(|id| self.text("--eos-id", Some(id)));
-        self.path("--mmproj", mmproj.as_deref());
-        if *no_mmproj {
-            self.0.push("--no-mmproj".into());
-        }
-        self.text("--image-tokens", *image_tokens);
-        lora.iter().for_each(|file| self.text("--lora", Some(file)));
-    }
-
-    fn engine(&mut self, engine: &EngineArgs) {
-        let EngineArgs { no_warm_resume, kv_memory, kv_disk, packed_disk, speculate } = engine;
-        if *no_warm_resume {
-            self.0.push("--no-warm-resume".into());
-        }
-        self.text("--kv-memory", kv_memory.map(|size| size.0));
-        self.text("--kv-disk", kv_disk.map(|size| size.0));
-        self.text("--packed-disk", packed_disk.map(|size| size.0));
-        self.name("--speculate", &SPECULATIONS, *speculate);
-    }
-
-    fn capacity(&mut self, capacity: &CapacityArgs) {
-        let CapacityArgs { parallel, max_waiting, max_sessions, session_ttl } = capacity;
-        self.text("--parallel", *parallel);
-        self.text("--max-waiting", *max_waiting);
-        self.text("--max-sessions", *max_sessions);
-        self.text("--session-ttl", session_ttl.map(|span| format!("{}s", span.0.as_secs_f64())));
-    }
-
-    fn text(&mut self, flag: &str, value: Option<impl ToString>) {
-        // With `=`, a value may start with a dash.
-        self.0.extend(value.map(|value| format!("{flag}={}", value.to_string()).into()));
-    }
-
-    fn name<T: Copy + PartialEq>(&mut self, flag: &str, names: &[FlagValue<T>], value: Option<T>) {
-        let name = |value: T| names.iter().find(|name| name.1 == value).map(|name| name.0);
-        self.text(flag, value.and_then(name));
-    }
-
-    fn path(&mut self, flag: &str, path: Option<&Path>) {
-        if let Some(path) = path {
-            let mut word = OsString::from(format!("{flag}="));
-            word.push(path);
-            self.0.push(word);
-        }
-    }
+/// Returns the words of all flags that a worker gets as they were given, from the whole command line.
+pub fn passed(matches: &ArgMatches) -> Vec<OsString> {
+    let own = GlobalArgs::augment_args(WorkerArgs::augment_args(Command::new("worker")));
+    let changed = ["color", "model", "ctx", "threads", "kv_memory"];
+    let is_same = |arg: &&Arg| !changed.contains(&arg.get_id().as_str());
+    own.get_arguments().filter(is_same).flat_map(|arg| flags::words(arg, matches)).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use clap::{CommandFactory, FromArgMatches};
 
     use super::*;
-    use crate::cli::flags::args::ColorWhen;
-    use crate::cli::serve::ServeArgs;
-    use crate::cli::{Cli, CliCommand};
+    use crate::cli::config::Config;
+    use crate::cli::{Cli, CliCommand, complete};
+
+    /// Returns the command that a whole command line is.
+    fn command(words: Vec<OsString>) -> CliCommand {
+        let matches = Cli::command().try_get_matches_from(words).expect("a good command line");
+        let mut cli = Cli::from_arg_matches(&matches).expect("a good command line");
+        complete(&mut cli, &matches, &Config::default());
+        cli.command
+    }
 
     fn serve(words: &[&str]) -> ServeArgs {
-        let words = [&["llmctl", "serve"], words].concat();
-        match Cli::try_parse_from(words).expect("a good command line").command {
+        match command([&["llmctl", "serve"], words].concat().into_iter().map(OsString::from).collect()) {
             CliCommand::Serve(args) => *args,
             other => panic!("{other:?}"),
         }
     }
 
     /// Returns what the worker parses from the flags that it gets.
-    fn worker(words: &[&str], count: usize) -> crate::cli::serve::worker::WorkerArgs {
-        let ServeArgs { model, engine, capacity, isolation, .. } = &serve(words);
-        let flags = WorkerFlags { model, engine, capacity, isolation };
-        let flags = super::flags(&flags, count, &Terminal::new(ColorWhen::Never, 2, false));
-        let words = [vec![OsString::from("llmctl")], flags].concat();
-        match Cli::try_parse_from(words).expect("a good command line").command {
+    fn worker(words: &[&str], count: usize) -> WorkerArgs {
+        let arguments = arguments(&serve(words), count);
+        match command([vec![OsString::from("llmctl")], arguments].concat()) {
             CliCommand::Worker(args) => *args,
             other => panic!("{other:?}"),
         }
@@ -445,7 +360,21 @@ mod tests {
             format!("{:?}", serve(&["--dtype=bf16"]).model)
         );
         let nothing = worker(&["--port", "0", "--request-timeout", "3s"], 1);
-        assert_eq!(format!("{nothing:?}"), format!("{:?}", crate::cli::serve::worker::WorkerArgs::default()));
+        assert_eq!(format!("{nothing:?}"), format!("{:?}", WorkerArgs::default()));
+    }
+
+    #[test]
+    fn a_worker_gets_the_flags_of_the_process() {
+        let words =
+            ["--quiet", "--color=always", "--config=-a b", "--encrypt=~/keys", "--no-mmproj", "--offline"];
+        let passed =
+            ["--quiet", "--config=-a b", "--encrypt=~/keys", "--no-mmproj", "--offline"].map(OsString::from);
+        let mut told = serve(&words).isolation.passed;
+        told.sort();
+        let mut expected = passed.to_vec();
+        expected.sort();
+        assert_eq!(told, expected);
+        assert_eq!(serve(&["-vvv"]).isolation.passed, ["--verbose"; 3]);
     }
 
     #[test]

@@ -3,11 +3,12 @@
 //! Owns what the command line asked for, once for the process: sessions and KV are opened in many places, and all have to use the
 //! same keys. Invariant: no message and no argument of another process shows a secret.
 
-use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
+
+use parking_lot::Mutex;
 
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::flags::args::GlobalArgs;
@@ -76,26 +77,13 @@ pub fn draft_folder() -> PathBuf {
     keys.unwrap_or_else(std::env::temp_dir)
 }
 
-/// Returns the flags with which another process opens the same keys.
-pub fn flags() -> Vec<OsString> {
-    let word = |flag: &str, value: &std::ffi::OsStr| {
-        let mut word = OsString::from(flag);
-        word.push(value);
-        word
-    };
-    let Some(asked) = ASKED.get() else { return Vec::new() };
-    let folder = word("--encrypt=", asked.folder.as_os_str());
-    let command = asked.key_command.as_ref().map(|text| word("--encrypt-key-command=", text.as_ref()));
-    std::iter::once(folder).chain(command).collect()
-}
-
 /// Opens the folder of keys; `None` without `--encrypt`.
 ///
 /// # Errors
 /// The folder or its master key cannot be used; the command for the secret fails.
 pub fn vault() -> Result<Option<Vault>, CommandError> {
     let Some(asked) = ASKED.get() else { return Ok(None) };
-    let mut vault = asked.vault.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut vault = asked.vault.lock();
     if vault.is_none() {
         *vault = Some(open(&asked.folder, asked.key_command.as_deref())?);
     }

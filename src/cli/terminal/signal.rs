@@ -15,10 +15,11 @@ use std::os::fd::IntoRawFd;
 #[cfg(unix)]
 use std::sync::atomic::AtomicI64;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
-#[cfg(windows)]
-use std::sync::{Mutex, PoisonError};
 #[cfg(unix)]
 use std::thread;
+
+#[cfg(windows)]
+use parking_lot::Mutex;
 
 #[cfg(unix)]
 use super::tty;
@@ -135,7 +136,7 @@ impl Graceful {
 
     #[cfg(windows)]
     pub fn on_signal(&self, tell: impl FnOnce(u8) + Send + 'static) -> std::io::Result<()> {
-        *TELL.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(tell));
+        *TELL.lock() = Some(Box::new(tell));
         if self.received().is_some() {
             wake(); // the signal came before
         }
@@ -196,7 +197,7 @@ fn on_interrupt() {
 
 #[cfg(windows)]
 fn wake() {
-    let tell = TELL.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let tell = TELL.lock().take();
     if let Some((tell, number)) = tell.zip(received()) {
         tell(number);
     }

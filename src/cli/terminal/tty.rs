@@ -17,9 +17,11 @@ pub use elsewhere::{LineModes, Silence, drain_typed, forget_typed, has_line, rem
 mod unix {
     use std::io::{self, PipeReader, PipeWriter};
     use std::os::fd::AsRawFd;
-    use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+    use std::sync::OnceLock;
     use std::thread::{self, JoinHandle};
     use std::time::Duration;
+
+    use parking_lot::Mutex;
 
     static MODES: OnceLock<libc::termios> = OnceLock::new();
 
@@ -45,6 +47,7 @@ mod unix {
     /// Typed during answers, and not taken yet.
     static TYPED: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 
+    /// The thread that reads what is typed, and the pipe whose end stops it.
     static READER: Mutex<Option<(PipeWriter, JoinHandle<()>)>> = Mutex::new(None);
 
     /// Stores the modes of the terminal on stdin, if there is one.
@@ -96,7 +99,7 @@ mod unix {
 
     /// Returns the bytes that were typed during answers, and keeps them no longer.
     pub fn take_typed() -> Vec<u8> {
-        std::mem::take(&mut *TYPED.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *TYPED.lock())
     }
 
     /// Waits so many milliseconds for one of them, for ever if the number is negative; a signal ends the wait with false.
@@ -199,11 +202,6 @@ mod unix {
         }
     }
 
-    /// Returns the thread that reads what is typed, and the pipe whose end stops it.
-    fn running() -> MutexGuard<'static, Option<(PipeWriter, JoinHandle<()>)>> {
-        READER.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Starts to read what is typed. Otherwise the system's buffer of 4,096 bytes would be full some time, and then the terminal
     /// takes no key any more, not even Ctrl-C. Does nothing where the line editor could not show what was typed.
     fn start_reading() {
@@ -213,14 +211,14 @@ mod unix {
         }
         let Ok((stopped, stop)) = io::pipe() else { return };
         if let Ok(thread) = thread::Builder::new().spawn(move || read_typed(&stopped)) {
-            *running() = Some((stop, thread));
+            *READER.lock() = Some((stop, thread));
             show(MARK_PASTES);
         }
     }
 
     /// Returns when all is read that was typed until now, a paste to its end; false if nothing read.
     fn stop_reading() -> bool {
-        let Some((stop, thread)) = running().take() else { return false };
+        let Some((stop, thread)) = READER.lock().take() else { return false };
         drop(stop);
         let _ = thread.join();
         show(PLAIN);
@@ -252,7 +250,7 @@ mod unix {
 
     /// Returns whether they end within a paste.
     fn keep(bytes: &[u8]) -> bool {
-        let mut typed = TYPED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut typed = TYPED.lock();
         let room = MAX_TYPED - typed.len();
         typed.extend(&bytes[..bytes.len().min(room)]);
         let last = |mark: &[u8]| typed.windows(mark.len()).rposition(|window| window == mark);

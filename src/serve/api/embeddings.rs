@@ -7,8 +7,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -236,8 +237,8 @@ pub fn json_bytes(answer: &impl Serialize) -> Result<Vec<u8>, ApiError> {
     serde_json::to_vec(answer).map_err(|_| ApiError::internal("an answer cannot be written as JSON"))
 }
 
-/// Answers 400 to a request for text, naming the endpoint that the model serves.
-pub async fn writes_no_text(State(app): State<App>) -> Response {
+/// Answers 400 to each request for text, naming the endpoint that the model serves.
+pub async fn writes_no_text(State(app): State<App>, _: Request, _: Next) -> Response {
     let (what, instead) = match app.embedder().map(|served| served.client.texts().kind) {
         Some(EmbedKind::Scores) => ("scores pairs of texts", "/v1/rerank"),
         _ => ("computes embeddings", "/v1/embeddings"),

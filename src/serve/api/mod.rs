@@ -41,7 +41,8 @@ mod text;
 
 use axum::Router;
 use axum::extract::FromRef;
-use axum::routing::{any, delete, get, post};
+use axum::middleware::from_fn_with_state;
+use axum::routing::{delete, get, post};
 
 use super::App;
 use crate::gate::owner::SharesSessions;
@@ -104,45 +105,19 @@ fn shared_routes() -> Router<App> {
         .route("/lora-adapters", get(llama_cpp::adapters).post(llama_cpp::change_adapters))
 }
 
-/// Paths that only a model that writes text has.
-const TEXT_PATHS: [&str; 17] = [
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/responses",
-    "/v1/responses/input_tokens",
-    "/v1/responses/{id}",
-    "/infill",
-    "/completion",
-    "/slots",
-    "/api/chat",
-    "/api/generate",
-    "/apply-template",
-    "/v1/sessions",
-    "/v1/sessions/{*rest}",
-    "/v1/mcp",
-    "/v1/mcp/tools/{name}",
-];
-
-/// Returns the endpoints of a model.
+/// Returns the endpoints of a model. Those that write text refuse it where the model computes embeddings or scores.
 pub fn routes_of(app: &App) -> Router<App> {
-    match app.writes_text() {
-        true => text_routes().merge(session_routes()).merge(tool_routes()).merge(store_routes()),
-        false => embedder_routes().merge(store_routes()),
-    }
-}
-
-/// The endpoints of a server whose model computes embeddings or scores: those that write text refuse it.
-fn embedder_routes() -> Router<App> {
-    TEXT_PATHS
-        .iter()
-        .fold(shared_routes(), |routes, path| routes.route(path, any(embeddings::writes_no_text)))
+    let of_text = text_routes().merge(session_routes()).merge(tool_routes());
+    let of_text = match app.writes_text() {
+        true => of_text,
+        false => of_text.layer(from_fn_with_state(app.clone(), embeddings::writes_no_text)),
+    };
+    shared_routes().merge(of_text).merge(store_routes())
 }
 
 /// Endpoints of a model that writes text.
 fn text_routes() -> Router<App> {
-    shared_routes()
+    Router::new()
         .route("/v1/chat/completions", post(chat::post))
         .route("/v1/completions", post(completions::post))
         .route("/v1/messages", post(messages::post))

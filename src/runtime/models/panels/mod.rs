@@ -16,7 +16,8 @@ mod writer;
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 pub use file::PanelsInFile;
 use file::{PanelFile, PanelLabel};
@@ -104,10 +105,6 @@ impl PanelStore {
         PanelStore { place, key, state: Mutex::new(state) }
     }
 
-    fn state(&self) -> MutexGuard<'_, PanelState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn path(&self) -> PathBuf {
         folder::path_of(&self.place.folder, &self.key)
     }
@@ -130,7 +127,7 @@ impl PanelStore {
         read: impl FnOnce(&PanelFile, usize, &PanelLabel) -> Result<T, String>,
     ) -> Option<T> {
         let label = label_of(dtype, shape)?;
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match read(state.file.as_ref()?, state.loaded.len(), &label) {
             Ok(panels) => Some(panels),
             Err(damage) => {
@@ -143,13 +140,13 @@ impl PanelStore {
 
     /// Takes note of a loaded matrix, whether [`Self::next`] had it, it was packed, or it will be.
     pub fn loaded(&self, dtype: Dtype, shape: [usize; 2], panels: LoadedPanels) {
-        self.state().loaded.extend(label_of(dtype, shape).map(|label| (label, panels)));
+        self.state.lock().loaded.extend(label_of(dtype, shape).map(|label| (label, panels)));
     }
 
     /// Ends the load. Starts to write its panels if the file lacks any, unless they are few, too many, or being written by
     /// another process.
     pub fn finish(&self) -> Vec<Notice> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let loaded = std::mem::take(&mut state.loaded);
         if let Some(file) = state.file.take() {
             if file.len() == loaded.len() {

@@ -2,7 +2,9 @@
 //! by the kernels' invariant a row's bits depend on no cut.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::TowerJob;
 use super::config::TowerConfig;
@@ -76,7 +78,7 @@ struct JobSpace {
 impl Job {
     pub fn new(vit: Arc<Mutex<Vit>>, tiles: Vec<Patches>, slice_work: Option<usize>) -> Result<Self> {
         let (units, rows) = {
-            let vit = lock(&vit);
+            let vit = vit.lock();
             let slice_work = slice_work.unwrap_or(SLICE_WORK);
             let mut units = Vec::new();
             for (index, tile) in tiles.iter().enumerate() {
@@ -91,7 +93,7 @@ impl Job {
     }
 
     fn compute(&mut self, at: usize) -> Result<()> {
-        let vit = lock(&self.vit);
+        let vit = self.vit.lock();
         let JobUnit { tile: index, pass, rows, .. } = &self.units[at];
         let patches = &self.tiles[*index];
         if *pass == Pass::Embed && rows.start == 0 {
@@ -154,10 +156,6 @@ impl TowerJob for Job {
     fn progress(&self) -> (usize, usize) {
         (self.done, self.units.len())
     }
-}
-
-pub fn lock(vit: &Mutex<Vit>) -> MutexGuard<'_, Vit> {
-    vit.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Vit {

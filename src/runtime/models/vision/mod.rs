@@ -12,7 +12,9 @@ mod parts;
 mod tests;
 mod tile;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 pub use config::*;
 use llmctl_base::error::{LoadError, Result};

@@ -1,7 +1,9 @@
 //! Towers of the fixture families against transformers' rows for the same patches.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use llmctl_image::Patches;
 use llmctl_kernel::isa::isa;

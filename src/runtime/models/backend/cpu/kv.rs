@@ -11,7 +11,8 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 use super::drafted::StoreRecords;
 use crate::backend::{KvLayout, KvShape, KvType, PAGE_TOKENS, PageId, RowSpan, StoreShape};
@@ -214,7 +215,7 @@ impl CpuKv {
 
     fn unfilled_memory(&mut self, group: usize) -> Result<ArenaMemory> {
         let GroupKv { page_bytes, spare, .. } = &mut self.groups[group];
-        let arena = self.arena.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let arena = self.arena.get_mut();
         let no_memory = |error| Error::Backend(format!("no memory for a KV page: {error}"));
         spare.pop().map_or_else(|| arena.zeroed(*page_bytes).map_err(no_memory), Ok)
     }

@@ -6,7 +6,9 @@
 //! reserved at load, so that no step fails for lack of it.
 
 use std::io;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
+
+use parking_lot::Mutex;
 
 use crate::panels::PanelsInFile;
 use crate::tensor::{HostTensor, SharedBytes};
@@ -75,7 +77,7 @@ impl LatePacked {
     /// Returns the panels, made on the first call by the threads of `pool`; calls at the same time wait for the first.
     pub fn packed(&self, pool: &Pool) -> &Packed {
         self.packed.get_or_init(|| {
-            let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let memory = self.memory.lock().take();
             let mut memory = memory.expect("taken once, here");
             if let Some(kept) = &self.kept {
                 if kept.copy_to(&mut memory, pool) {

@@ -20,7 +20,9 @@ mod whole;
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 pub use buffer::CpuBuffer;
 pub use indexer::HELD_SCORES;
@@ -90,11 +92,6 @@ impl CpuThreads {
         let pool = Pool::new(options.threads.max(options.threads_batch));
         let pool = pool.map_err(|error| Error::Backend(error.to_string()))?;
         Ok(Self(Arc::new(Mutex::new(pool))))
-    }
-
-    /// Returns the threads, exclusively until the guard is dropped.
-    fn pool(&self) -> MutexGuard<'_, Pool> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -262,8 +259,9 @@ impl Cpu {
         }
     }
 
+    /// Returns the threads, exclusively until the guard is dropped.
     fn pool(&self) -> MutexGuard<'_, Pool> {
-        self.workers.pool()
+        self.workers.0.lock()
     }
 
     /// Runs `task` on every chunk of `out`, on all threads if there is enough work.

@@ -6,9 +6,11 @@
 //! is answered once, even if the I/O thread has ended. This file performs no I/O.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 use super::{DiskEvent, DiskPageKey, DiskStats, MissingReason, PageLabel, PageUse, Saving};
 use crate::tensor::SharedBytes;
@@ -16,6 +18,7 @@ use llmctl_base::notice::Notice;
 
 #[derive(Debug)]
 pub struct IoQueue {
+    /// No code panics while it holds the lock; after a panic counts might be off, which is harmless.
     state: Mutex<IoState>,
     /// Signals the I/O thread that there is work.
     work: Condvar,
@@ -90,12 +93,12 @@ impl IoQueue {
     }
 
     pub fn contains(&self, key: DiskPageKey) -> bool {
-        self.state().contains(key)
+        self.state.lock().contains(key)
     }
 
     /// Adds a page that another process has saved. Returns false if its file could not be read before.
     pub fn learn(&self, key: DiskPageKey) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let is_readable = !state.unreadable.contains(&key);
         if is_readable {
             state.index.insert(key);
@@ -104,12 +107,12 @@ impl IoQueue {
     }
 
     pub fn is_unreadable(&self, key: DiskPageKey) -> bool {
-        self.state().unreadable.contains(&key)
+        self.state.lock().unreadable.contains(&key)
     }
 
     /// Records a use of a page that is saved or queued. Returns false if it is neither.
     pub fn touch(&self, key: DiskPageKey, page_use: PageUse) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let is_known = state.contains(key);
         if is_known {
             state.touches.entry(key).or_insert(page_use).is_shared |= page_use.is_shared;
@@ -122,7 +125,7 @@ impl IoQueue {
         if self.touch(label.key, PageUse { depth: label.depth, is_shared: false }) {
             return Saving::Known;
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let num_bytes = bytes.len() as u64;
         let fits = state.writes.is_empty() || state.write_bytes + num_bytes <= self.limit_bytes;
         if state.is_saving_off || !fits {
@@ -138,24 +141,24 @@ impl IoQueue {
 
     /// Counts a page that was rejected before queueing.
     pub fn drop_page(&self) -> Saving {
-        self.state().stats.dropped_pages += 1;
+        self.state.lock().stats.dropped_pages += 1;
         Saving::Dropped
     }
 
     /// Returns whether [`save`](Self::save) would queue a page of this size now.
     pub fn takes(&self, num_bytes: u64) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         let fits = state.writes.is_empty() || state.write_bytes + num_bytes <= self.limit_bytes;
         !state.is_saving_off && fits
     }
 
     pub fn is_saving(&self) -> bool {
-        !self.state().is_saving_off
+        !self.state.lock().is_saving_off
     }
 
     /// Queues a read. If there is no I/O thread, answers `Missing` with `Absent` at once.
     pub fn load(&self, label: PageLabel, num_bytes: usize, has_worker: bool) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let key = label.key;
         state.num_loading += 1;
         let is_hopeless = state.unreadable.contains(&key) && !state.writes.contains_key(&key);
@@ -169,7 +172,7 @@ impl IoQueue {
     }
 
     pub fn poll(&self) -> Vec<DiskEvent> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.event_bytes = 0;
         let events: Vec<DiskEvent> = state.events.drain(..).collect();
         state.num_loading -= events.iter().filter(|event| !matches!(event, DiskEvent::Notice(_))).count();
@@ -186,43 +189,29 @@ impl IoQueue {
     }
 
     pub fn is_loading(&self) -> bool {
-        self.state().num_loading > 0
+        self.state.lock().num_loading > 0
     }
 
     pub fn is_busy(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         state.num_loading > 0 || !state.writes.is_empty() || !state.events.is_empty()
     }
 
     pub fn stats(&self) -> DiskStats {
-        self.state().stats
+        self.state.lock().stats
     }
 
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
-        drop(self.state()); // the lock ensures that a thread that checked `stop` is waiting
+        drop(self.state.lock()); // the lock ensures that a thread that checked `stop` is waiting
         self.work.notify_all();
     }
 
     fn wait_until(&self, timeout: Duration, is_done: impl Fn(&IoState) -> bool) -> bool {
-        let end = Instant::now().checked_add(timeout);
-        let mut state = self.state();
-        while !is_done(&state) {
-            // A deadline that overflows `Instant` waits in steps of an hour, without end.
-            let left =
-                end.map_or(Duration::from_secs(3600), |end| end.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
-                return false;
-            }
-            let woken = self.done.wait_timeout(state, left);
-            state = woken.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        true
-    }
-
-    /// Locks the state. No code panics while it holds the lock; after a panic counts might be off, which is harmless.
-    fn state(&self) -> MutexGuard<'_, IoState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut state = self.state.lock();
+        // It may be done just when the time is over.
+        self.done.wait_while_for(&mut state, |state| !is_done(state), timeout);
+        is_done(&state)
     }
 }
 
@@ -235,7 +224,7 @@ impl IoQueue {
 
     /// Waits for the next action.
     pub fn next_job(&self) -> IoJob {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         loop {
             if self.stop.load(Ordering::Relaxed) {
                 return IoJob::Stop;
@@ -243,12 +232,12 @@ impl IoQueue {
             if let Some(job) = state.next_job(self.limit_bytes) {
                 return job;
             }
-            state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.work.wait(&mut state);
         }
     }
 
     pub fn finish_read(&self, key: DiskPageKey, result: Result<SharedBytes, MissingReason>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.reading = None;
         match &result {
             Ok(_) => {}
@@ -264,11 +253,11 @@ impl IoQueue {
 
     /// Excludes a damaged file that cannot be removed.
     pub fn ignore(&self, key: DiskPageKey) {
-        self.state().unreadable.insert(key);
+        self.state.lock().unreadable.insert(key);
     }
 
     pub fn finish_write(&self, key: DiskPageKey, is_saved: bool) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let Some(write) = state.writes.remove(&key) else { return };
         let num_bytes = write.bytes.len() as u64;
         state.write_bytes -= num_bytes;
@@ -284,13 +273,13 @@ impl IoQueue {
     }
 
     pub fn finish_touch(&self, key: DiskPageKey) {
-        self.state().touches.remove(&key);
+        self.state.lock().touches.remove(&key);
         self.done.notify_all();
     }
 
     /// Drops queued writes, and reports once why saving is off.
     pub fn stop_saving(&self, reason: &str) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if !state.is_saving_off {
             state.is_saving_off = true;
             state.events.push_back(DiskEvent::Notice(Notice::KvSavingOff(reason.to_owned())));
@@ -301,26 +290,26 @@ impl IoQueue {
 
     /// Reports a fact to the user.
     pub fn note(&self, notice: Notice) {
-        self.state().events.push_back(DiskEvent::Notice(notice));
+        self.state.lock().events.push_back(DiskEvent::Notice(notice));
         self.done.notify_all();
     }
 
     pub fn replace_index(&self, keys: impl Iterator<Item = DiskPageKey>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let IoState { index, unreadable, .. } = &mut *state;
         *index = keys.filter(|key| !unreadable.contains(key)).collect();
     }
 
     /// Counts a page removed to make room; `key` is `Some` for a page of this fingerprint.
     pub fn count_removed(&self, key: Option<DiskPageKey>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.stats.removed_pages += 1;
         key.map(|key| state.index.remove(&key));
     }
 
     /// Answers all open reads, since the thread that served them has ended.
     pub fn close(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.is_worker_gone = true;
         state.is_saving_off = true;
         state.drop_writes();

@@ -1,8 +1,7 @@
 //! Model families: each parses config.json or GGUF metadata into a [`Description`] that the decoder runs.
 //!
-//! To add a family: a row in one of the files of families, or a file of its own, and its lines in
-//! [`FAMILIES`] and [`PUBLISHED`]. A row says in which facts a family differs from a Llama, whose keys [`dense`] reads;
-//! [`experts`] reads what mixtures of experts share.
+//! To add a family: a row in one of the files of families, or a file of its own, and its line in [`FAMILIES`]. A row says in which
+//! facts a family differs from a Llama, whose keys [`dense`] reads; [`experts`] reads what mixtures of experts share.
 
 mod cohere;
 mod config_reader;
@@ -25,7 +24,6 @@ mod lfm2;
 pub mod mimo;
 mod minimax_m3;
 mod nemotron_h;
-mod published;
 mod qwen3_5;
 mod qwen4_exp;
 mod sliding_families;
@@ -36,7 +34,6 @@ pub use config_reader::{ConfigReader, ModelFormat};
 #[cfg(feature = "candle-families")]
 pub(super) use dense::{MAX_LAYERS, MAX_VOCAB, MAX_WIDTH};
 pub use gemma4_assistant::{is_assistant, parse_assistant};
-pub use published::{PUBLISHED, published_as};
 
 use super::config::{DecoderConfig, LayerConfig, Naming, NormNames, PartNames, QkNorm};
 use dense::{ConfigDefaults, dense};
@@ -59,6 +56,8 @@ pub struct Family {
     pub model_types: &'static [&'static str],
     /// `general.architecture` values of GGUF.
     pub gguf_names: &'static [&'static str],
+    /// The models that it covers, as docs/models.md lists them.
+    pub published: &'static str,
     defaults: ConfigDefaults,
     norms: NormNames,
     parts: PartNames,
@@ -70,71 +69,76 @@ pub struct Family {
     parse: fn(&Family, &ConfigReader) -> LoadResult<Description>,
 }
 
-/// Every family that runs natively.
+/// Every family that runs natively, with the names under which its models are published.
 pub const FAMILIES: &[Family] = &[
-    gated_families::AFMOE,
-    dense_families::APERTUS,
-    dense_families::ARCEE,
-    kimi_linear::LING_FAMILY,
-    expert_families::BAILING_MOE2,
-    cohere::FAMILY,
-    cohere::MOE_FAMILY,
-    deepseek::V2_FAMILY,
-    deepseek::V3_FAMILY,
-    deepseek::GLM_FAMILY,
-    sparse_latent::DEEPSEEK_FAMILY,
-    sparse_latent::GLM_FAMILY,
-    dense_families::ERNIE4_5,
-    expert_families::ERNIE4_5_MOE,
-    sliding_families::EXAONE4,
-    expert_families::EXAONE_MOE,
-    falcon_h1::FAMILY,
-    sliding_families::GEMMA2,
-    sliding_families::GEMMA3,
-    gemma3n::FAMILY,
-    gemma4::FAMILY,
-    dense_families::GLM4,
-    dense_families::GLM4V,
-    expert_families::GLM4_MOE,
-    expert_families::GPT_OSS,
-    dense_families::GRANITE,
-    granite_hybrid::FAMILY,
-    granite_hybrid::MOE_FAMILY,
-    dense_families::HUNYUAN_DENSE,
-    expert_families::HY3,
-    kimi_linear::FAMILY,
-    gated_families::LAGUNA,
-    lfm2::FAMILY,
-    lfm2::MOE_FAMILY,
-    dense_families::LLAMA,
-    mimo::FAMILY,
-    expert_families::MINIMAX_M2,
-    minimax_m3::FAMILY,
-    dense_families::MINISTRAL3,
-    dense_families::MISTRAL,
-    deepseek::MISTRAL4_FAMILY,
-    expert_families::MIXTRAL,
-    gated_families::MUSE_GLIMMER,
-    nemotron_h::FAMILY,
-    nemotron_h::MOE_FAMILY,
-    dense_families::OLMO2,
-    sliding_families::OLMO3,
-    expert_families::OLMOE,
-    dense_families::PHI3,
-    dense_families::QWEN2,
-    dense_families::QWEN2_VL,
-    dense_families::QWEN3,
-    qwen3_5::FAMILY,
-    qwen3_5::MOE_FAMILY,
-    expert_families::QWEN3_MOE,
-    qwen3_5::NEXT_FAMILY,
-    qwen4_exp::FAMILY,
-    dense_families::QWEN3_VL,
-    expert_families::QWEN3_VL_MOE,
-    dense_families::SEED_OSS,
-    sliding_families::SMOLLM3,
-    step::FAMILY,
+    gated_families::AFMOE.published("Trinity (AFMoE)"),
+    dense_families::APERTUS.published("Apertus"),
+    dense_families::ARCEE.published("AFM (Arcee)"),
+    kimi_linear::LING_FAMILY.published("Ling 3, Ling 2.5 and 2.6"),
+    expert_families::BAILING_MOE2.published("Ling 2, Ring 2 (Bailing MoE V2)"),
+    cohere::FAMILY.published("Command R7B, Command A"),
+    cohere::MOE_FAMILY.published("Command A+, North Mini Code"),
+    deepseek::V2_FAMILY.published("DeepSeek V2"),
+    deepseek::V3_FAMILY.published("DeepSeek V3, V3.1 and R1, Kimi K2 (text)"),
+    deepseek::GLM_FAMILY.published("GLM-4.7-Flash"),
+    sparse_latent::DEEPSEEK_FAMILY.published("DeepSeek V3.2"),
+    sparse_latent::GLM_FAMILY.published("GLM-5, 5.1 and 5.2"),
+    dense_families::ERNIE4_5.published("ERNIE 4.5"),
+    expert_families::ERNIE4_5_MOE.published("ERNIE 4.5 with experts"),
+    sliding_families::EXAONE4.published("EXAONE 4"),
+    expert_families::EXAONE_MOE.published("K-EXAONE"),
+    falcon_h1::FAMILY.published("Falcon-H1"),
+    sliding_families::GEMMA2.published("Gemma 2"),
+    sliding_families::GEMMA3.published("Gemma 3"),
+    gemma3n::FAMILY.published("Gemma 3n"),
+    gemma4::FAMILY.published("Gemma 4"),
+    dense_families::GLM4.published("GLM-4-0414, GLM-Z1"),
+    dense_families::GLM4V.published("GLM-4.1V"),
+    expert_families::GLM4_MOE.published("GLM-4.5 and 4.6"),
+    expert_families::GPT_OSS.published("gpt-oss"),
+    dense_families::GRANITE.published("Granite 3, Granite 4.1"),
+    granite_hybrid::FAMILY.published("Granite 4 (hybrid)"),
+    granite_hybrid::MOE_FAMILY.published("Granite 3 with experts"),
+    dense_families::HUNYUAN_DENSE.published("Hunyuan, dense"),
+    expert_families::HY3.published("Hy3"),
+    kimi_linear::FAMILY.published("Kimi Linear"),
+    gated_families::LAGUNA.published("Laguna XS and M"),
+    lfm2::FAMILY.published("LFM2, LFM2.5"),
+    lfm2::MOE_FAMILY.published("LFM2 and LFM2.5 with experts"),
+    dense_families::LLAMA.published("Llama 2 and 3, SmolLM 1 and 2, Yi, TinyLlama"),
+    mimo::FAMILY.published("MiMo V2 Flash, MiMo V2.5 (text)"),
+    expert_families::MINIMAX_M2.published("MiniMax M2"),
+    minimax_m3::FAMILY.published("MiniMax M3 (text)"),
+    dense_families::MINISTRAL3.published("Ministral 3, Devstral Small 2"),
+    dense_families::MISTRAL.published("Mistral 7B and Nemo"),
+    deepseek::MISTRAL4_FAMILY.published("Mistral Small 4, Mistral Large 3"),
+    expert_families::MIXTRAL.published("Mixtral"),
+    gated_families::MUSE_GLIMMER.published("Muse Glimmer"),
+    nemotron_h::FAMILY.published("Nemotron-H, Nemotron 3"),
+    nemotron_h::MOE_FAMILY.published("Nemotron 3 Nano"),
+    dense_families::OLMO2.published("OLMo 2"),
+    sliding_families::OLMO3.published("OLMo 3"),
+    expert_families::OLMOE.published("OLMoE"),
+    dense_families::PHI3.published("Phi-3, 3.5 and 4"),
+    dense_families::QWEN2.published("Qwen 1.5, 2 and 2.5"),
+    dense_families::QWEN2_VL.published("Qwen 2 VL and 2.5 VL"),
+    dense_families::QWEN3.published("Qwen 3"),
+    qwen3_5::FAMILY.published("Qwen 3.5, Qwen 3.6, Qwen 3.8"),
+    qwen3_5::MOE_FAMILY.published("Qwen 3.5, Qwen 3.6, Qwen 3.8, with experts"),
+    expert_families::QWEN3_MOE.published("Qwen 3 with experts, Qwen3-Coder"),
+    qwen3_5::NEXT_FAMILY.published("Qwen 3 Next, Qwen3-Coder-Next"),
+    qwen4_exp::FAMILY.published("Qwen3.8-Flash-Next (text)"),
+    dense_families::QWEN3_VL.published("Qwen 3 VL"),
+    expert_families::QWEN3_VL_MOE.published("Qwen 3 VL with experts"),
+    dense_families::SEED_OSS.published("Seed-OSS"),
+    sliding_families::SMOLLM3.published("SmolLM 3"),
+    step::FAMILY.published("Step 3.5 Flash, Step 3.7 Flash (text)"),
 ];
+
+/// Returns the models of a family, by its name in llmctl; `None` if it is none of [`FAMILIES`].
+pub fn published_as(family: &str) -> Option<&'static str> {
+    FAMILIES.iter().find(|one| one.name == family).map(|family| family.published)
+}
 
 /// Parses the configuration with the model's native family; `None` if it has none.
 ///
@@ -157,6 +161,7 @@ impl Family {
             name,
             model_types,
             gguf_names,
+            published: "",
             defaults: ConfigDefaults::CLASS,
             norms: NormNames::LLAMA,
             parts: PartNames::LLAMA,
@@ -165,6 +170,12 @@ impl Family {
             adjust: |_, _| Ok(()),
             parse: |family, reader| family.dense(family.defaults, reader),
         }
+    }
+
+    /// Returns the family with the names of its models.
+    const fn published(mut self, models: &'static str) -> Self {
+        self.published = models;
+        self
     }
 
     /// Parses a Llama with the family's differences.

@@ -4,10 +4,11 @@
 //! would silently be left out of every product.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use candle_core::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::{SimpleBackend, VarBuilder, VarBuilderArgs};
+use parking_lot::Mutex;
 
 use crate::tensor::{HostTensor, TensorSource};
 use llmctl_base::error::{LoadError, LoadResult};
@@ -49,11 +50,6 @@ pub struct CandleWeights {
     fault: Mutex<Option<(String, String)>>,
 }
 
-/// Locks a mutex; no update under these locks can be left incomplete.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl CandleWeights {
     /// Reads all tensors and widens them to f32. `progress` is called with the number of read tensors and their
     /// total.
@@ -91,7 +87,7 @@ impl CandleWeights {
 
     /// Converts a constructor's error: names the tensor that it lacked, if any, else repeats its message.
     pub fn fault(&self, error: candle_core::Error) -> LoadError {
-        match locked(&self.fault).take() {
+        match self.fault.lock().take() {
             Some((tensor, message)) => LoadError::Tensor { tensor, message },
             None => LoadError::Device(format!("candle-transformers: {error}")),
         }
@@ -100,7 +96,7 @@ impl CandleWeights {
     /// # Errors
     /// [`LoadError::Tensor`] naming a tensor that no constructor has read.
     pub fn check_all_read(&self, adaptation: &WeightAdaptation) -> LoadResult<()> {
-        let read = locked(&self.read);
+        let read = self.read.lock();
         let mut left: Vec<_> = self.tensors.keys().filter(|name| !read.contains(*name)).collect();
         left.sort_unstable();
         match left.into_iter().find(|name| !adaptation.is_spare(name)) {
@@ -122,12 +118,12 @@ impl CandleWeights {
         };
         match found {
             Ok(tensor) => {
-                locked(&self.read).insert(name.to_owned());
+                self.read.lock().insert(name.to_owned());
                 Ok(tensor)
             }
             Err(message) => {
                 let error = candle_core::Error::msg(format!("tensor {name:?}: {message}"));
-                locked(&self.fault).get_or_insert_with(|| (name.to_owned(), message));
+                self.fault.lock().get_or_insert_with(|| (name.to_owned(), message));
                 Err(error)
             }
         }
