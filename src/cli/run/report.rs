@@ -283,7 +283,7 @@ impl<'a, W: Write> Report<'a, W> {
         }
         object.insert("finish_reason".to_owned(), answer.finish_reason().into());
         object.insert("finish".to_owned(), finish_forms(finish).0);
-        object.insert("tool_calls".to_owned(), answer.tool_calls.iter().map(call_json).collect());
+        object.insert("tool_calls".to_owned(), answer.whole_calls().map(call_json).collect());
         object.insert("usage".to_owned(), usage_json(usage));
         object.insert("reuse".to_owned(), self.started.as_ref().map(|s| reuse_json(s, llm)).into());
         object.insert("context".to_owned(), json!({"used": used(usage), "size": info.context_tokens}));
