@@ -38,10 +38,7 @@ fn check_tool(fields: &mut Fields<'_>, at: &str, definition: &Value) {
     let Value::Object(members) = definition else { return fields.wrong(at, "is not an object") };
     let other = members.get("type").filter(|kind| !kind.is_null() && *kind != "function");
     if let Some(kind) = other.filter(|_| !members.contains_key("function")) {
-        let what = format!(
-            "= {} is not supported here, only \"function\"; /v1/responses takes custom tools",
-            brief(kind)
-        );
+        let what = format!("= {} is not supported here, only function", brief(kind));
         return fields.unsupported(&format!("{at}.type"), &what);
     }
     let mut tool = fields.inside(at, members.clone());
