@@ -439,8 +439,8 @@ mod tests {
             assert_eq!(read[0].content, Some(Content::Text(expected.to_owned())), "{block}");
             let cites = block.get("citations").is_some();
             let mut asked = self::read(json!({"messages": [{"role": "user", "content": [block]}]}));
-            let ignored = if cites { vec!["messages[].content[].citations".to_owned()] } else { vec![] };
-            assert_eq!(asked.2.take_ignored(), ignored, "{expected}");
+            let ignored = asked.2.take_ignored();
+            assert_eq!(ignored.iter().any(|name| name == "messages[].content[].citations"), cites);
             assert_eq!(asked.1.is_ok(), !expected.starts_with('['), "a question: {expected}");
         }
     }
