@@ -209,6 +209,22 @@ fn answers_of_each_format_come_apart() {
     let open = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}";
     let cut = parse_answer(&output_markup(ToolCallFormat::Hermes), &tools(), "", open, true);
     assert_eq!(cut, ParsedAnswer::default());
+    // Markup that is cut behind a whole call is no text.
+    for rest in [
+        "",
+        "\n<",
+        "\n<tool",
+        "\n<tool_call>\n{\"name\": \"now\"",
+        "\n<tool_call>\n{\"name\": \"now\", \"arguments\": {\"a",
+    ] {
+        let text = format!("{open}\n</tool_call>{rest}");
+        let cut = parse_answer(&output_markup(ToolCallFormat::Hermes), &tools(), "", &text, true);
+        assert_eq!(
+            (cut.content.as_str(), values(&cut)),
+            ("", vec![("now".to_owned(), json!({}))]),
+            "{rest:?}"
+        );
+    }
     // Gemma's thoughts go to the reasoning, stray markers nowhere.
     let text = "<|channel>thought\nLet me <|tool_call>call:now{}<tool_call|> see.\n<channel|>Hi<channel|>.<|tool_call>call:now{}<tool_call|>";
     let answer = parse_answer(&output_markup(ToolCallFormat::Gemma), &tools(), "", text, false);

@@ -402,6 +402,7 @@ fn run_answers_from_an_engine_elsewhere_without_weights_here() {
     let said: Value = serde_json::from_str(&run.stdout).expect("JSON");
     assert_eq!(said["usage"]["completion_tokens"], 8);
     assert_eq!(said["reuse"]["reason"], "remote_engine");
+    assert_eq!(said["reuse"]["cached_tokens"], said["usage"]["cached_tokens"]);
     assert_eq!(said["usage"]["engine"]["same_bits"], false);
     for (args, expected) in [
         (vec!["--dtype", "f32"], "--dtype: the remote engine"),

@@ -262,6 +262,7 @@ async fn parameters_out_of_range_are_refused() {
         let code = "invalid_value".to_owned();
         assert_eq!(reply.error(), (status, code, name.to_owned()), "{}", reply.text);
     }
+    server.chat("hi", json!({"logprobs": false, "top_logprobs": 0})).await.ok();
     let reply = server.chat("hi", json!({"logprobs": true, "top_logprobs": 21})).await;
     assert_eq!(reply.error().0, 400);
     for (wrong, says) in [

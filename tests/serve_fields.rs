@@ -259,6 +259,9 @@ async fn llama_cpp_s_grammars_are_kept_to() {
         let is_word = |word: &str| word.len() == 2 && word.bytes().all(|byte| (b'x'..=b'z').contains(&byte));
         assert!(text.split(' ').count() == 2 && text.split(' ').all(is_word), "{field}: {text}");
     }
+    for none in [json!({"grammar": ""}), json!({"guided_grammar": "", "guided_json": {"const": 1}})] {
+        server.chat("hi", none).await.ok();
+    }
     let lark = server.chat("hi", json!({"lark": gbnf})).await;
     assert_eq!(lark.error().0, 400, "`lark` is Lark alone");
 }

@@ -113,6 +113,16 @@ async fn a_call_that_is_cut_is_none() {
     assert!(reply["choices"][0]["message"].get("tool_calls").is_none(), "{reply}");
     let events = server.chat("weather", tools(json!({"max_tokens": upto, "stream": true}))).await.events();
     assert_eq!(events[events.len() - 1]["choices"][0]["finish_reason"], "length");
+    // A complete call in front of it counts, whole and streamed.
+    let upto = server.tokenizer.encode_chat_rest(&TWO[..CALL.len() + 50]).expect("encodes").len();
+    let reply = server.chat("two", tools(json!({"max_tokens": upto}))).await.ok();
+    assert_eq!(reply["choices"][0]["finish_reason"], "length");
+    assert_eq!(reply["choices"][0]["message"]["content"], Value::Null);
+    let calls = reply["choices"][0]["message"]["tool_calls"].as_array().expect("calls");
+    assert_eq!(calls.len(), 1, "{reply}");
+    assert_eq!(calls[0]["function"]["arguments"], "{\"city\": \"Oslo\"}");
+    let events = server.chat("two", tools(json!({"max_tokens": upto, "stream": true}))).await.events();
+    assert_eq!(events[events.len() - 1]["choices"][0]["finish_reason"], "length");
     let stopped = server.chat("weather", tools(json!({"stop": "<tool_call>"}))).await.ok();
     assert_eq!(stopped["choices"][0]["finish_reason"], "stop", "a stop before a call suppresses it");
     assert_eq!(stopped["choices"][0]["message"]["content"], "");

@@ -352,9 +352,10 @@ impl Marked {
         }
         self.finish_early_call(is_cut, sink);
         let held = std::mem::take(&mut self.held);
-        // A marker that is whole and was waiting for a longer one leaves nothing to show; so does one that was cut.
+        // A marker that is whole and was waiting for a longer one leaves nothing to show; so does one that was cut. One
+        // character of it may be text, but not where markup is to be expected.
         let is_whole = self.markers().any(|marker| marker == held);
-        let is_markup = is_whole || (is_cut && held.len() > 1);
+        let is_markup = is_whole || (is_cut && (held.len() > 1 || self.is_fresh));
         if !is_markup {
             held.chars().for_each(|c| self.emit(c, sink));
         }

@@ -12,9 +12,8 @@
 //! - A malformed or cut call: nothing of it and nothing after it comes out as content. If it had been named already, its
 //!   [`Piece::CallEnd`] is missing.
 //!
-//! Calls that a stream has already delivered before such a call cannot be taken back; a grammar
-//! ([`OutputMarkup::tool_grammar`]) rules them out. [`parse_answer`], which sees the whole, gives no partial sets: either all
-//! calls are well-formed and defined or there are none. Text between and behind calls is content.
+//! Calls that are complete before such a call count, in streams and in [`parse_answer`]; a grammar
+//! ([`OutputMarkup::tool_grammar`]) rules such calls out, cut ones aside. Text between and behind calls is content.
 
 use serde_json::Value;
 
@@ -121,10 +120,6 @@ impl OutputParser {
 
     /// The rest. `is_cut` when the answer was ended by a limit and not by the model.
     pub fn finish(mut self, is_cut: bool) -> Vec<Piece> {
-        self.finish_in_place(is_cut)
-    }
-
-    fn finish_in_place(&mut self, is_cut: bool) -> Vec<Piece> {
         let mut pieces = Vec::new();
         if self.mode != Mode::Parsing {
             return pieces;
@@ -141,8 +136,7 @@ impl OutputParser {
     }
 }
 
-/// Takes a whole answer apart. No partial sets: an answer with a call of an undefined tool is content, one with a broken or
-/// cut call is the text in front of its first call.
+/// Takes a whole answer apart, with the calls that are complete.
 pub fn parse_answer(
     output_markup: &OutputMarkup,
     tools: &[Value],
@@ -152,39 +146,23 @@ pub fn parse_answer(
 ) -> ParsedAnswer {
     let mut parser = OutputParser::new(output_markup, tools, prompt_tail);
     let mut pieces = parser.push(text);
-    pieces.extend(parser.finish_in_place(is_cut));
-    if parser.mode == Mode::Verbatim && parser.calls.num > 0 {
-        return parse_answer(output_markup, &[], prompt_tail, text, is_cut);
-    }
-    let mut answer = collected(&pieces);
-    if parser.mode == Mode::Discarding {
-        let first_call = pieces.iter().position(|piece| matches!(piece, Piece::CallName { .. }));
-        answer.content = collected(&pieces[..first_call.unwrap_or(pieces.len())]).content;
-        answer.calls.clear();
-    }
-    answer
-}
-
-fn collected(pieces: &[Piece]) -> ParsedAnswer {
-    let mut answer = ParsedAnswer::default();
+    pieces.extend(parser.finish(is_cut));
+    let (mut answer, mut num_complete) = (ParsedAnswer::default(), 0);
     for piece in pieces {
         match piece {
-            Piece::Content(text) => answer.content.push_str(text),
-            Piece::Reasoning(text) => answer.reasoning.push_str(text),
+            Piece::Content(text) => answer.content.push_str(&text),
+            Piece::Reasoning(text) => answer.reasoning.push_str(&text),
             Piece::CallName { name, id, .. } => {
-                answer.calls.push(ParsedCall {
-                    name: name.clone(),
-                    id: id.clone(),
-                    arguments: String::new(),
-                });
+                answer.calls.push(ParsedCall { name, id, arguments: String::new() });
             }
             Piece::CallArguments { index, fragment } => {
-                if let Some(call) = answer.calls.get_mut(*index) {
-                    call.arguments.push_str(fragment);
+                if let Some(call) = answer.calls.get_mut(index) {
+                    call.arguments.push_str(&fragment);
                 }
             }
-            Piece::CallEnd { .. } => {}
+            Piece::CallEnd { index } => num_complete = index + 1,
         }
     }
+    answer.calls.truncate(num_complete);
     answer
 }

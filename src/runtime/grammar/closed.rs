@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 
 /// Keywords whose schemas apply to the same object.
-const IN_PLACE: [&str; 9] =
+pub(super) const IN_PLACE: [&str; 9] =
     ["$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "dependencies", "not"];
 
 /// Keywords that decide about other members explicitly.

@@ -228,6 +228,13 @@ fn simplify(schema: &mut Map<String, Value>) {
     if schema.get("format").and_then(Value::as_str).is_some_and(|name| !FORMATS.contains(&name)) {
         schema.shift_remove("format");
     }
+    // Without other schemas for the same object, members that are not evaluated are those that are not named.
+    let is_alone = !super::closed::IN_PLACE.iter().any(|keyword| schema.contains_key(*keyword));
+    let unevaluated = schema.get("unevaluatedProperties");
+    if let Some(members) = unevaluated.filter(|members| is_alone || **members == Value::Bool(true)).cloned() {
+        schema.shift_remove("unevaluatedProperties");
+        schema.entry("additionalProperties").or_insert(members);
+    }
     for count in COUNTS {
         if let Some(count) = schema.get_mut(count)
             && let Some(number) = count.as_f64().filter(|n| n.fract() == 0.0 && (0.0..1e15).contains(n))
@@ -455,6 +462,20 @@ pub mod tests {
     fn what_says_nothing_is_left_out_where_it_is_a_keyword() {
         check(json!(true), json!({}));
         check(json!({"format": "path", "uniqueItems": false, "maxItems": 2.0}), json!({"maxItems": 2}));
+        check(
+            json!({"items": {"properties": {"a": {}}, "unevaluatedProperties": false}}),
+            json!({"items": {"properties": {"a": {}}, "additionalProperties": false}}),
+        );
+        check(
+            json!({"additionalProperties": {"type": "null"}, "unevaluatedProperties": false}),
+            json!({"additionalProperties": {"type": "null"}}),
+        );
+        check(
+            json!({"allOf": [{}], "unevaluatedProperties": true}),
+            json!({"allOf": [{}], "additionalProperties": true}),
+        );
+        let others_count = json!({"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": false});
+        check(others_count.clone(), others_count);
         let kept = json!({
             "properties": {"format": {"type": "string", "format": "date"}, "uniqueItems": false},
             "enum": [{"format": "path"}],

@@ -1,7 +1,7 @@
 //! The model's text taken apart while it streams: content, reasoning and tool calls.
 //!
-//! A streaming reader gets deltas as soon as they are certain, and calls that it has seen cannot be taken
-//! back. A reader of the whole answer gets either all calls or none. A session stores what its reader got.
+//! Deltas are told as soon as they are certain, and a reader of the whole answer gets the same: complete calls count, whatever
+//! comes behind them. A session stores what its reader got.
 
 use std::sync::Arc;
 
@@ -10,10 +10,7 @@ use uuid::Uuid;
 
 use super::content_tokens::ContentTokens;
 use crate::request::{Finish, Outcome, Reuse, Started, Timings, Token, Usage};
-use llmctl_template::{
-    CallIds, Content, Message, OutputMarkup, OutputParser, ParsedAnswer, ParsedCall, Piece, Role, ToolCall,
-    parse_answer,
-};
+use llmctl_template::{CallIds, Content, Message, OutputMarkup, OutputParser, Piece, Role, ToolCall};
 
 /// A part of an answer, in the order in which it was generated.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,8 +71,7 @@ impl Answer {
             arguments: serde_json::from_str(&call.arguments)
                 .unwrap_or_else(|_| call.arguments.as_str().into()),
         };
-        let tool_calls: Vec<ToolCall> =
-            self.tool_calls.iter().filter(|call| call.is_whole).map(call).collect();
+        let tool_calls: Vec<ToolCall> = self.whole_calls().map(call).collect();
         let is_call_only = self.content.is_empty() && !tool_calls.is_empty();
         Message {
             content: (!is_call_only).then(|| Content::Text(self.content.clone())),
@@ -91,9 +87,17 @@ impl Answer {
         if is_whole && self.outcome.finish != Finish::Cancelled { &self.tool_calls } else { &[] }
     }
 
-    /// Returns OpenAI's word for the end: `tool_calls` if there are calls to execute, else why the engine stopped.
+    /// Returns the calls that are complete: those of a whole answer, and of the message that conversations keep.
+    pub fn whole_calls(&self) -> impl Iterator<Item = &AnsweredCall> {
+        self.tool_calls.iter().filter(|call| call.is_whole)
+    }
+
+    /// Returns OpenAI's word for the end: why the engine cut the answer, else `tool_calls` if there are calls to execute.
     pub fn finish_reason(&self) -> &'static str {
-        if self.calls_to_run().is_empty() { self.outcome.finish.reason() } else { "tool_calls" }
+        match self.outcome.finish.reason() {
+            "stop" if !self.calls_to_run().is_empty() => "tool_calls",
+            reason => reason,
+        }
     }
 
     /// Returns the generated token ids.
@@ -122,7 +126,6 @@ struct AnswerFormat {
     tools: Vec<Value>,
     call_ids: CallIds,
     prompt_tail: String,
-    is_streamed: bool,
 }
 
 impl ParserConfig {
@@ -132,15 +135,9 @@ impl ParserConfig {
     }
 
     /// `tools` are those that may be called, `prompt_tail` is the end of the rendered prompt.
-    pub fn chat(
-        output_markup: OutputMarkup,
-        tools: &[Value],
-        call_ids: CallIds,
-        prompt_tail: &str,
-        is_streamed: bool,
-    ) -> Self {
+    pub fn chat(output_markup: OutputMarkup, tools: &[Value], call_ids: CallIds, prompt_tail: &str) -> Self {
         let (tools, prompt_tail) = (tools.to_vec(), prompt_tail.to_owned());
-        let format = AnswerFormat { output_markup, tools, call_ids, prompt_tail, is_streamed };
+        let format = AnswerFormat { output_markup, tools, call_ids, prompt_tail };
         Self { format: Some(Arc::new(format)), start: Default::default() }
     }
 
@@ -190,8 +187,6 @@ pub struct AnswerStream {
     /// `None` if all text is content, and after the end.
     parser: Option<OutputParser>,
     format: Option<Arc<AnswerFormat>>,
-    /// The whole text, if it is parsed again at its end.
-    text: String,
     content: String,
     reasoning: String,
     tool_calls: Vec<AnsweredCall>,
@@ -210,9 +205,6 @@ impl AnswerStream {
     pub fn push(&mut self, text: &str, tokens: &[Token]) -> Vec<Delta> {
         self.tokens.extend_from_slice(tokens);
         self.num_pending_tokens += tokens.len();
-        if self.is_parsed_whole() {
-            self.text.push_str(text);
-        }
         let pieces = match &mut self.parser {
             Some(parser) => {
                 self.held.hold(text, tokens);
@@ -236,12 +228,7 @@ impl AnswerStream {
     /// Ends the text and returns what was held back. `is_cut` if the model did not end it. Does nothing the second time.
     pub fn flush(&mut self, is_cut: bool) -> Vec<Delta> {
         let Some(parser) = self.parser.take() else { return Vec::new() };
-        let deltas = self.take(parser.finish(is_cut), 0);
-        if let Some(format) = self.format.clone().filter(|format| !format.is_streamed) {
-            let AnswerFormat { output_markup, tools, prompt_tail, .. } = &*format;
-            self.replace(parse_answer(output_markup, tools, prompt_tail, &self.text, is_cut));
-        }
-        deltas
+        self.take(parser.finish(is_cut), 0)
     }
 
     /// Ends the text and returns whether a message without calls says the same. A call that was cut is left out of a message.
@@ -304,19 +291,6 @@ impl AnswerStream {
     /// Returns whether neither content nor a call has begun.
     pub fn is_before_content(&self) -> bool {
         self.content.is_empty() && self.tool_calls.is_empty()
-    }
-
-    fn is_parsed_whole(&self) -> bool {
-        self.format.as_ref().is_some_and(|format| !format.is_streamed)
-    }
-
-    fn replace(&mut self, whole: ParsedAnswer) {
-        self.tool_calls.clear();
-        for ParsedCall { name, id, arguments } in whole.calls {
-            let id = self.call_id(id);
-            self.tool_calls.push(AnsweredCall { id, name, arguments, is_whole: true });
-        }
-        (self.content, self.reasoning) = (whole.content, whole.reasoning);
     }
 
     /// Adds `pieces`, the last of which is of the text of `num_new` tokens.

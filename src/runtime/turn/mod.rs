@@ -44,8 +44,7 @@ pub struct TurnRequest {
     pub tools: ToolUse,
     /// Constraint on the answer.
     pub constraint: Option<OutputConstraint>,
-    /// The reader sees the deltas. Otherwise the whole text is parsed once more at its end, so that a malformed set of calls is
-    /// dropped as a whole.
+    /// The reader sees the deltas.
     pub is_streamed: bool,
     /// Tokens of reasoning after which the engine ends it, if the model's markup has an end that a model continues behind.
     pub reasoning_budget: Option<usize>,

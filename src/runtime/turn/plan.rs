@@ -205,11 +205,9 @@ impl Planner<'_> {
         let tail = &prompt[prompt.len().saturating_sub(TAIL_TOKENS)..];
         let tail = self.chat_tokenizer.tokenizer().decode(tail, false);
         let (markup, call_ids) = (self.chat_tokenizer.output_markup(), self.chat_tokenizer.call_ids());
-        [true, false].into_iter().any(|is_streamed| {
-            let (mut stream, _) = ParserConfig::chat(markup, &[], call_ids, &tail, is_streamed).stream();
-            stream.push(&text, &[]);
-            stream.says(message, receipt.finish.is_cut())
-        })
+        let (mut stream, _) = ParserConfig::chat(markup, &[], call_ids, &tail).stream();
+        stream.push(&text, &[]);
+        stream.says(message, receipt.finish.is_cut())
     }
 
     /// Returns a text with the mark of each image where it holds [`MEDIA`], or at its start if it holds none.
@@ -237,7 +235,7 @@ impl Planner<'_> {
         let ToolGrammar { grammar, relaxed } = self.grammar(end, turn)?;
         let (output_markup, tools) = (self.output_markup(turn), turn.tools.offered());
         let call_ids = self.chat_tokenizer.call_ids();
-        let parser = ParserConfig::chat(output_markup, tools, call_ids, end.text, turn.is_streamed);
+        let parser = ParserConfig::chat(output_markup, tools, call_ids, end.text);
         let (start, ids) = match &turn.answer_start {
             AnswerStart::Nothing => (String::new(), Vec::new()),
             AnswerStart::Text(text) => (text.clone(), Vec::new()),

@@ -343,7 +343,7 @@ impl WireFormat for OllamaFormat {
         let choice = collected.choices.first().ok_or_else(|| ApiError::internal("there is no answer"))?;
         self.note_end(choice);
         let answer = &choice.answer;
-        let calls = answer.tool_calls.iter().enumerate().filter(|(_, call)| call.is_whole);
+        let calls = answer.whole_calls().enumerate();
         let part = AnswerPart {
             content: &answer.content,
             thinking: &answer.reasoning,

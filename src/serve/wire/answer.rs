@@ -16,7 +16,8 @@ pub type TokenBytes<'a> = &'a dyn Fn(u32) -> Vec<u8>;
 /// Writes an answer as a chat message. The content is a string, possibly empty, and null if there are only calls. With
 /// `has_functions` a call has OpenAI's older form, which has place for one.
 pub fn message_json(answer: &Answer, shows_reasoning: bool, has_functions: bool) -> Value {
-    let Answer { content, reasoning, tool_calls, .. } = answer;
+    let Answer { content, reasoning, .. } = answer;
+    let tool_calls: Vec<&AnsweredCall> = answer.whole_calls().collect();
     let is_call_only = content.is_empty() && !tool_calls.is_empty();
     let content = if is_call_only { Value::Null } else { content.as_str().into() };
     let mut message = json!({"role": "assistant", "content": content, "refusal": null});
@@ -28,7 +29,7 @@ pub fn message_json(answer: &Answer, shows_reasoning: bool, has_functions: bool)
         Some(call) if has_functions => {
             message["function_call"] = json!({"name": call.name, "arguments": call.arguments});
         }
-        Some(_) => message["tool_calls"] = tool_calls.iter().map(call_json).collect(),
+        Some(_) => message["tool_calls"] = tool_calls.into_iter().map(call_json).collect(),
     }
     message
 }

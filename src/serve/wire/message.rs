@@ -34,6 +34,12 @@ fn message(mut fields: Fields<'_>, knows_role: &dyn Fn(&str) -> bool) -> Option<
     let ContentParts { content, thoughts } = content(&mut fields, place);
     let content = content.or_else(|| refusal(&mut fields));
     let content = with_images_beside(&mut fields, content, place);
+    // Templates show these in messages of their own roles.
+    for (name, owner) in [("reasoning_content", Role::Assistant), ("tool_call_id", Role::Tool)] {
+        if fields.has(name) && role.as_ref().is_some_and(|role| *role != owner) {
+            fields.ignored(name);
+        }
+    }
     let reasoning = reasoning(&mut fields, thoughts);
     let mut tool_calls = tool_calls(&mut fields);
     tool_calls.extend(function_call(&mut fields));
@@ -205,8 +211,7 @@ fn part(fields: &mut Fields<'_>, at: &str, part: Value, place: ImagePlace) -> Op
     };
     part.require(member);
     let text = part.text(member);
-    part.take("cache_control"); // a hint: what a prompt begins with is kept anyway
-    for name in ["annotations", "signature", "id", "providerOptions", "provider_options"] {
+    for name in ["annotations", "signature", "id", "providerOptions", "provider_options", "cache_control"] {
         echoed(&mut part, name);
     }
     part.end();
@@ -479,6 +484,14 @@ mod tests {
         );
         let parts = json!([{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "x"}]);
         assert_eq!(thought(json!({"content": parts})), (hm(), none()));
+        let parts = json!([{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]);
+        for (members, reasoning, ignored) in [
+            (json!({"role": "user", "reasoning_content": "hm"}), hm(), "messages[].reasoning_content"),
+            (json!({"role": "user", "tool_call_id": "c"}), None, "messages[].tool_call_id"),
+            (json!({"content": parts}), None, "messages[].content[].cache_control"),
+        ] {
+            assert_eq!(thought(members), (reasoning, vec![ignored.to_owned()]));
+        }
     }
 
     #[test]

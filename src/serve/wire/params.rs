@@ -221,7 +221,7 @@ pub fn logprobs(fields: &mut Fields<'_>, default: Option<usize>) -> Option<usize
             return None;
         }
         (Some(Value::Bool(true)), top) => ("top_logprobs", Some(top.unwrap_or(0))),
-        (Some(Value::Bool(false)), None) => return None,
+        (Some(Value::Bool(false)), None | Some(0)) => return None,
         (None | Some(Value::Bool(false)), Some(_)) => {
             fields.out_of_range("top_logprobs", "needs logprobs: true");
             return None;

@@ -34,7 +34,9 @@ pub fn shape(fields: &mut Fields<'_>, is_open: bool) -> Option<OutputConstraint>
     }
     add(fields.text("lark").map(GrammarSource::Lark), "lark");
     for param in ["grammar", "guided_grammar"] {
-        add(fields.text(param).map(GrammarSource::grammar), param);
+        // llama.cpp's clients send its default, an empty text.
+        let text = fields.text(param).filter(|text| !text.is_empty());
+        add(text.map(GrammarSource::grammar), param);
     }
     let choice = fields.list("guided_choice").and_then(|words| choice(fields, "guided_choice", &words));
     add(choice, "guided_choice");

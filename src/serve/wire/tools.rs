@@ -6,6 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::Fields;
+use super::fields::brief;
 use llmctl_engine::turn::ToolUse;
 use llmctl_template::ToolChoice;
 
@@ -35,6 +36,11 @@ pub fn tools(fields: &mut Fields<'_>, schema_open: bool) -> ToolUse {
 
 fn check_tool(fields: &mut Fields<'_>, at: &str, definition: &Value) {
     let Value::Object(members) = definition else { return fields.wrong(at, "is not an object") };
+    let other = members.get("type").filter(|kind| !kind.is_null() && *kind != "function");
+    if let Some(kind) = other.filter(|_| !members.contains_key("function")) {
+        let what = format!("= {} is not supported here, only function", brief(kind));
+        return fields.unsupported(&format!("{at}.type"), &what);
+    }
     let mut tool = fields.inside(at, members.clone());
     tool.only("type", &[json!("function")]);
     for name in ["cache_control", "providerOptions", "provider_options"] {

@@ -35,7 +35,7 @@ pub fn call_block(id: &str, name: &str, input: &Value) -> Value {
 pub fn content(answer: &Answer, shows_thinking: bool) -> Vec<Value> {
     let thinking = (!answer.reasoning.is_empty()).then(|| thinking_block(&answer.reasoning, shows_thinking));
     let text = (!answer.content.is_empty()).then(|| text_block(&answer.content));
-    let calls = answer.tool_calls.iter().filter_map(|call| {
+    let calls = answer.whole_calls().filter_map(|call| {
         let input: Map<String, Value> = serde_json::from_str(&call.arguments).ok()?;
         Some(call_block(&call.id, &call.name, &Value::Object(input)))
     });
@@ -45,7 +45,7 @@ pub fn content(answer: &Answer, shows_thinking: bool) -> Vec<Value> {
 /// Returns the stop reason of an answer, and the stop string that ended it.
 pub fn stop(answer: &Answer) -> (&'static str, Option<&str>) {
     match &answer.outcome.finish {
-        _ if !answer.calls_to_run().is_empty() => ("tool_use", None),
+        _ if answer.finish_reason() == "tool_calls" => ("tool_use", None),
         Finish::Eos(_) | Finish::Complete => ("end_turn", None),
         Finish::StopString(text) => ("stop_sequence", Some(text)),
         Finish::ContextFull => ("model_context_window_exceeded", None),

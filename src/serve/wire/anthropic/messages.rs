@@ -147,6 +147,11 @@ impl Block {
 /// Reads one block. `None` if it is left out or refused.
 fn block(fields: &mut Fields<'_>, at: &str, value: Value, place: ImagePlace) -> Option<Block> {
     if let Some(text) = text_within(&value) {
+        let mut block = fields.within(at, value)?;
+        block.hint("cache_control");
+        if block.take("citations").is_some_and(|citations| citations["enabled"] != false) {
+            block.ignored("citations");
+        }
         return Some(Block::Said(ImagePiece::Text(text)));
     }
     let mut block = fields.within(at, value)?;
@@ -418,6 +423,7 @@ mod tests {
         for (block, expected) in [
             (json!({"type": "tool_reference", "tool_name": "f"}), "f"),
             (json!({"type": "document", "title": "T", "source": source("text")}), "T\nd"),
+            (json!({"type": "document", "source": source("text"), "citations": {"enabled": true}}), "d"),
             (json!({"type": "search_result", "title": "T", "source": "s", "content": text}), "T\ns\nt"),
             (
                 json!({"type": "document", "source": source("base64")}),
@@ -431,7 +437,10 @@ mod tests {
             let result = json!({"type": "tool_result", "tool_use_id": "c", "content": [block.clone()]});
             let read = messages(json!([{"role": "user", "content": [result]}]));
             assert_eq!(read[0].content, Some(Content::Text(expected.to_owned())), "{block}");
-            let asked = self::read(json!({"messages": [{"role": "user", "content": [block]}]}));
+            let cites = block.get("citations").is_some();
+            let mut asked = self::read(json!({"messages": [{"role": "user", "content": [block]}]}));
+            let ignored = asked.2.take_ignored();
+            assert_eq!(ignored.iter().any(|name| name == "messages[].content[].citations"), cites);
             assert_eq!(asked.1.is_ok(), !expected.starts_with('['), "a question: {expected}");
         }
     }
