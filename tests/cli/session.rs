@@ -2,7 +2,7 @@
 
 use llmctl_engine::session::store::BranchReason;
 
-use super::{llmctl, read_line, stories};
+use super::{finish, llmctl, read_line, stories};
 use crate::common::prelude::*;
 
 const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]";
@@ -57,6 +57,24 @@ impl Chat {
         assert!(last.contains("\"text\""), "{last}");
         (child, first)
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_limit_on_file_sizes_is_an_error_and_no_silent_end() {
+    let Some(chat) = chat() else { return };
+    let mut command = chat.place.command(&chat.args("small", &["One", "-n", "2"]));
+    let limit = libc::rlimit { rlim_cur: 1000, rlim_max: 1000 };
+    let limited = move || {
+        // SAFETY: a system call that is async-signal-safe and reads a structure of the closure.
+        match unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: the closure does nothing but that system call.
+    unsafe { std::os::unix::process::CommandExt::pre_exec(&mut command, limited) };
+    finish(command, "").check(74, "sessions: sessions cannot be saved: file too large");
 }
 
 #[test]
