@@ -199,6 +199,21 @@ fn a_system_prompt_belongs_to_the_first_turn() {
     chat.turn("n", &["One", "-n", "2"]).check(0, "");
     chat.turn("n", &["--system", "A", "Two", "--dry-run"]).check(2, "began without a system prompt");
     assert_eq!((chat.num_turns("s"), chat.num_turns("n")), (2, 1));
+    // That of a file or a variable is for new sessions: nothing is asked of one that has begun.
+    chat.place.write(".config/llmctl/config.toml", "system = \"B\"\n");
+    for name in ["s", "n"] {
+        chat.turn(name, &["Again", "-n", "2"]).check(0, "");
+        let mut command = chat.place.command(&chat.args(name, &["Again", "-n", "2"]));
+        command.env("LLMCTL_SYSTEM", "C");
+        finish(command, "").check(0, "");
+        let args = ["chat", "--chat-template", "t.jinja", "--session", name, "-n", "2", "Again"];
+        chat.place.run(&args).check(0, "");
+        chat.turn(name, &["--system", "B", "Again", "-n", "2"]).check(2, "system prompt");
+    }
+    chat.turn("b", &["One", "-n", "2"]).check(0, "");
+    let begins = |name| chat.shown(name)["turns"][0]["messages"][0]["content"].clone();
+    assert_eq!([begins("s"), begins("n"), begins("b")], ["A", "One", "B"]);
+    assert_eq!((chat.num_turns("s"), chat.num_turns("n")), (5, 4));
 }
 
 #[test]
