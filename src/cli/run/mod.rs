@@ -272,7 +272,7 @@ pub struct BatchArgs {
     pub record: Option<PathBuf>,
 
     /// Answer rows that name another model too, with this one
-    #[arg(long, requires = "batch", hide_short_help = true)]
+    #[arg(long, requires = "batch", conflicts_with_all = ["words", "name", "prompt_file"], hide_short_help = true)]
     pub any_model: bool,
 }
 
