@@ -445,6 +445,17 @@ fn damage_is_named_by_line_and_repaired_when_asked() {
     let repaired = chat.place.run(&["sessions", "repair", "d"]);
     assert!(repaired.check(0, "").stdout.contains("line 4 was damaged; 2 turns are kept"), "{repaired:?}");
     chat.turn("d", &["Four", "-n", "3"]).check(0, "continuing session d (2 turns, ");
+    // Nothing stands before a damage of the first line.
+    for damaged in ["", "{}\n"] {
+        std::fs::write(&path, damaged).expect("written");
+        for args in [&["sessions", "repair", "d"][..], &["sessions", "show", "d"]] {
+            let refused = chat.place.run(args);
+            refused.check(65, "line 1").check(65, "`llmctl sessions remove NAME` frees the name");
+            assert!(!refused.stderr.contains("sessions repair"), "{refused:?}");
+        }
+    }
+    chat.place.run(&["sessions", "remove", "d", "--yes"]).check(0, "");
+    chat.turn("d", &["One", "-n", "3"]).check(0, "new session d");
 }
 
 #[test]

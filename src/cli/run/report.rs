@@ -97,7 +97,6 @@ pub struct Report<'a, W: Write> {
     encoding_since: Option<Instant>,
     /// Breaks lines between words, as in chat; `None` where the text goes as it is.
     wrap: Option<Markdown>,
-    started: Option<Started>,
     /// The answer so far, if jsonl does not stream it.
     held: Held,
     /// Answers whose calls were run, for json.
@@ -136,7 +135,6 @@ impl<'a, W: Write> Report<'a, W> {
             progress: None,
             encoding_since: None,
             wrap: wraps.then(|| Markdown::new(false, columns())),
-            started: None,
             held: Held::default(),
             rounds: Vec::new(),
             is_at_line_start: true,
@@ -285,7 +283,7 @@ impl<'a, W: Write> Report<'a, W> {
         object.insert("finish".to_owned(), finish_forms(finish).0);
         object.insert("tool_calls".to_owned(), answer.tool_calls.iter().map(call_json).collect());
         object.insert("usage".to_owned(), usage_json(usage));
-        object.insert("reuse".to_owned(), self.started.as_ref().map(|s| reuse_json(s, llm)).into());
+        object.insert("reuse".to_owned(), answer.started.as_ref().map(|s| reuse_json(s, llm)).into());
         object.insert("context".to_owned(), json!({"used": used(usage), "size": info.context_tokens}));
         object.insert("timings".to_owned(), timings_json(timings, usage, info));
         object.insert("seed".to_owned(), (*seed).into());
@@ -436,7 +434,6 @@ impl<W: Write> AnswerSink for Report<'_, W> {
     }
 
     fn started(&mut self, started: &Started, deltas: &[Delta]) -> Result<(), OutputError> {
-        self.started = Some(started.clone());
         if self.form.format == OutputFormat::Jsonl
             && let ReportSubject::Model { texts: llm, .. } = self.subject
         {
