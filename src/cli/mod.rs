@@ -296,12 +296,15 @@ fn complete(cli: &mut Cli, matches: &clap::ArgMatches, config: &Config) {
         model.is_named = names(matches, "model");
         model.aliases = config.aliases();
     }
+    let is_system_given = ["system", "system_file"].into_iter().any(|id| is_given(matches, id));
     match &mut cli.command {
         CliCommand::Run(args) => {
+            args.prompt.is_system_given = is_system_given;
             args.model.connects = args.connect.connect;
             note_endpoint(&mut args.endpoint, matches);
         }
         CliCommand::Chat(args) => {
+            args.prompt.is_system_given = is_system_given;
             args.model.connects = args.connect.connect;
             note_endpoint(&mut args.endpoint, matches);
         }

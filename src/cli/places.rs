@@ -163,9 +163,10 @@ pub fn probe(folder: &Path) -> io::Result<()> {
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let path = existing.join(format!(".llmctl-probe-{}-{number}", std::process::id()));
     let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&path)?;
+    // Removed at once, because a process that is killed meanwhile removes nothing.
+    let removed = fs::remove_file(&path);
     let written = file.write_all(&[0; PROBE_BYTES]).and_then(|()| file.sync_data());
-    drop(file);
-    fs::remove_file(&path).and(written)
+    removed.and(written)
 }
 
 /// Returns the bytes that this user may still write at `folder`; `None` if the system does not say.

@@ -497,7 +497,8 @@ impl RunningServer {
         let mut server = Server::start(listener, lifecycle, limits).map_err(&starting)?;
         if let Some(port) = args.listen.ollama_port {
             let listener = Listener::ollama(&addresses(args, port)?[..]);
-            let listener = listener.map_err(|error| bind_error(&format!("--ollama-port {port}"), error))?;
+            let listener = listener
+                .map_err(|error| bind_error(&format!("--ollama-port {port}"), "--ollama-port", error))?;
             let address = listener.address().map_err(&starting)?;
             server.listen(listener).map_err(&starting)?;
             terminal.note(format!("Ollama's clients find the server at {address}"));
@@ -871,7 +872,7 @@ fn bind(args: &ServeArgs, keys: &ApiKeys) -> Result<Listener, CommandError> {
     if is_reachable && keys.is_empty() {
         check_strangers(args, host)?;
     }
-    Listener::tcp(&addresses[..]).map_err(|error| bind_error(&format!("{host}:{port}"), error))
+    Listener::tcp(&addresses[..]).map_err(|error| bind_error(&format!("{host}:{port}"), "--port", error))
 }
 
 /// Returns the host to listen on, without brackets.
@@ -906,7 +907,7 @@ fn check_strangers(args: &ServeArgs, host: &str) -> Result<(), CommandError> {
 
 #[cfg(unix)]
 fn bind_local(path: &Path) -> Result<Listener, CommandError> {
-    Listener::unix(path).map_err(|error| bind_error(&path.display().to_string(), error))
+    Listener::unix(path).map_err(|error| bind_error(&path.display().to_string(), "--uds", error))
 }
 
 #[cfg(not(unix))]
@@ -914,14 +915,12 @@ fn bind_local(_: &Path) -> Result<Listener, CommandError> {
     Err(CommandError::usage("--uds: this system has no such sockets"))
 }
 
-fn bind_error(address: &str, error: io::Error) -> CommandError {
-    let (kind, hint) = match error.kind() {
-        io::ErrorKind::AddrInUse => {
-            (Kind::Temporary, Some("another server is there; --port takes another port"))
-        }
-        _ => (Kind::Io, None),
-    };
-    CommandError::new(kind, error).context(format!("listening on {address}")).hint_if(hint)
+/// `flag` gives another address.
+fn bind_error(address: &str, flag: &str, error: io::Error) -> CommandError {
+    let is_taken = error.kind() == io::ErrorKind::AddrInUse;
+    let error = CommandError::new(if is_taken { Kind::Temporary } else { Kind::Io }, error);
+    let hint = is_taken.then(|| format!("another server is there; {flag} takes another address"));
+    error.context(format!("listening on {address}")).hint_if(hint)
 }
 
 fn connection_limits(args: &ServeLimitArgs, num_workers: usize, terminal: &Terminal) -> ConnectionLimits {
@@ -958,6 +957,15 @@ fn open_log(path: &Path) -> Result<AccessLog, CommandError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_taken_address_names_the_flag_for_another() {
+        for flag in ["--port", "--ollama-port", "--uds"] {
+            let error = bind_error("there", flag, io::ErrorKind::AddrInUse.into());
+            let hint = format!("another server is there; {flag} takes another address");
+            assert_eq!((error.kind, error.hint_text()), (Kind::Temporary, Some(hint.as_str())));
+        }
+    }
 
     #[test]
     fn origins_and_hosts_are_those_that_browsers_send() {

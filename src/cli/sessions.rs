@@ -290,6 +290,9 @@ pub fn explain(error: Error) -> CommandError {
         Error::Store(StoreError::Io { cause: StoreCause::NotWritable, .. }) => {
             "set XDG_DATA_HOME to a folder that can be written; `chat --ephemeral` saves nothing"
         }
+        Error::Store(StoreError::Damaged { line: 1, .. }) => {
+            "nothing stands before the damage, so there is nothing to repair; `llmctl sessions remove NAME` frees the name"
+        }
         Error::Store(StoreError::Damaged { .. }) => {
             "`llmctl sessions repair NAME` keeps what stands before the damage"
         }

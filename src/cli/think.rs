@@ -57,7 +57,7 @@ impl Thinking {
         !self.on.is_empty()
     }
 
-    pub fn is_there(&self) -> bool {
+    fn is_there(&self) -> bool {
         self.is_elsewhere || self.has_switch() || self.format.is_some()
     }
 }
@@ -122,7 +122,8 @@ impl Think {
             return Ok(());
         }
         if !thinking.is_there() {
-            return Err(NONE.to_owned());
+            // Without thinking there is none to turn off or to hide.
+            return if self.reasoning.is_on == Some(true) { Err(NONE.to_owned()) } else { Ok(()) };
         }
         if self.reasoning.is_on == Some(false) && !thinking.has_switch() {
             return Err("this model's template cannot turn thinking off (hide hides it)".to_owned());
@@ -210,10 +211,13 @@ mod tests {
     }
 
     #[test]
-    fn without_thinking_every_wish_is_refused_in_the_same_words() {
+    fn without_thinking_only_a_wish_for_it_is_refused() {
         let check = |text: &str, switch, format| Think::parse(text).expect(text).check(&of(switch, format));
-        for wish in ["on", "off", "hide", "budget 9"] {
-            assert_eq!(check(wish, None, None), Err(NONE.to_owned()), "{wish}");
+        let refused = || Err(NONE.to_owned());
+        for (wish, expected) in
+            [("on", refused()), ("budget 9", refused()), ("off", Ok(())), ("hide", Ok(()))]
+        {
+            assert_eq!(check(wish, None, None), expected, "{wish}");
         }
         assert_eq!(Think::default().spoken(&of(None, None)), NONE);
         assert_eq!(Think::default().check(&of(None, None)), Ok(()));

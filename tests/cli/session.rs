@@ -2,7 +2,7 @@
 
 use llmctl_engine::session::store::BranchReason;
 
-use super::{llmctl, read_line, stories};
+use super::{finish, llmctl, read_line, stories};
 use crate::common::prelude::*;
 
 const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]";
@@ -57,6 +57,24 @@ impl Chat {
         assert!(last.contains("\"text\""), "{last}");
         (child, first)
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_limit_on_file_sizes_is_an_error_and_no_silent_end() {
+    let Some(chat) = chat() else { return };
+    let mut command = chat.place.command(&chat.args("small", &["One", "-n", "2"]));
+    let limit = libc::rlimit { rlim_cur: 1000, rlim_max: 1000 };
+    let limited = move || {
+        // SAFETY: a system call that is async-signal-safe and reads a structure of the closure.
+        match unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: the closure does nothing but that system call.
+    unsafe { std::os::unix::process::CommandExt::pre_exec(&mut command, limited) };
+    finish(command, "").check(74, "sessions: sessions cannot be saved: file too large");
 }
 
 #[test]
@@ -181,6 +199,21 @@ fn a_system_prompt_belongs_to_the_first_turn() {
     chat.turn("n", &["One", "-n", "2"]).check(0, "");
     chat.turn("n", &["--system", "A", "Two", "--dry-run"]).check(2, "began without a system prompt");
     assert_eq!((chat.num_turns("s"), chat.num_turns("n")), (2, 1));
+    // That of a file or a variable is for new sessions: nothing is asked of one that has begun.
+    chat.place.write(".config/llmctl/config.toml", "system = \"B\"\n");
+    for name in ["s", "n"] {
+        chat.turn(name, &["Again", "-n", "2"]).check(0, "");
+        let mut command = chat.place.command(&chat.args(name, &["Again", "-n", "2"]));
+        command.env("LLMCTL_SYSTEM", "C");
+        finish(command, "").check(0, "");
+        let args = ["chat", "--chat-template", "t.jinja", "--session", name, "-n", "2", "Again"];
+        chat.place.run(&args).check(0, "");
+        chat.turn(name, &["--system", "B", "Again", "-n", "2"]).check(2, "system prompt");
+    }
+    chat.turn("b", &["One", "-n", "2"]).check(0, "");
+    let begins = |name| chat.shown(name)["turns"][0]["messages"][0]["content"].clone();
+    assert_eq!([begins("s"), begins("n"), begins("b")], ["A", "One", "B"]);
+    assert_eq!((chat.num_turns("s"), chat.num_turns("n")), (5, 4));
 }
 
 #[test]
@@ -412,6 +445,17 @@ fn damage_is_named_by_line_and_repaired_when_asked() {
     let repaired = chat.place.run(&["sessions", "repair", "d"]);
     assert!(repaired.check(0, "").stdout.contains("line 4 was damaged; 2 turns are kept"), "{repaired:?}");
     chat.turn("d", &["Four", "-n", "3"]).check(0, "continuing session d (2 turns, ");
+    // Nothing stands before a damage of the first line.
+    for damaged in ["", "{}\n"] {
+        std::fs::write(&path, damaged).expect("written");
+        for args in [&["sessions", "repair", "d"][..], &["sessions", "show", "d"]] {
+            let refused = chat.place.run(args);
+            refused.check(65, "line 1").check(65, "`llmctl sessions remove NAME` frees the name");
+            assert!(!refused.stderr.contains("sessions repair"), "{refused:?}");
+        }
+    }
+    chat.place.run(&["sessions", "remove", "d", "--yes"]).check(0, "");
+    chat.turn("d", &["One", "-n", "3"]).check(0, "new session d");
 }
 
 #[test]

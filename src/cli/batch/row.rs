@@ -139,7 +139,7 @@ fn row(mut fields: Fields<'_>, given: Given<'_>) -> BatchRow {
         Some("/v1/chat/completions") => RowFormat::Chat,
         Some(other) => {
             let known = format!("= {other:?} is neither /v1/chat/completions nor /v1/completions");
-            fields.out_of_range("url", &known);
+            fields.wrong("url", &known); // told before what its body lacks for a chat
             RowFormat::Chat
         }
         None => {
@@ -432,6 +432,8 @@ mod tests {
         assert_eq!(row.expect("a row").turn.limits.max_tokens, Some(2));
         assert_eq!(refused(json!({"prompt": "a", "messages": []})).0, "prompt");
         assert_eq!(refused(json!({"temperature": 0.5})).0, "prompt");
+        let embedding = json!({"url": "/v1/embeddings", "body": {"model": "tiny", "input": "a"}});
+        assert_eq!(refused(embedding).0, "url");
     }
 
     #[test]

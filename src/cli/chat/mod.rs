@@ -112,6 +112,10 @@ pub struct ChatPromptArgs {
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub system_file: Option<PathBuf>,
 
+    /// As [`crate::cli::run::PromptArgs::is_system_given`].
+    #[arg(skip)]
+    pub is_system_given: bool,
+
     /// Say this file's text as the first message
     #[arg(long, value_name = "FILE", conflicts_with = "message")]
     pub prompt_file: Option<PathBuf>,

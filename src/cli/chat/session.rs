@@ -69,6 +69,8 @@ impl<'a> Chat<'a> {
         let open = |name: &SessionName| sessions::if_there(sessions::store(places)?.open(name));
         let opened = wanted.as_ref().map_or(Ok(None), open)?;
         let saved = opened.as_ref().map(|writer| writer.saved());
+        let is_new = saved.is_none_or(|saved| saved.turns.is_empty());
+        let system = system.filter(|_| is_new || args.prompt.is_system_given);
         let choice = EndpointChoice::of(&args.endpoint, &args.model, saved);
         match &opened {
             _ if choice.is_some() => {}

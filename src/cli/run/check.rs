@@ -15,9 +15,11 @@ pub fn flags(args: &RunArgs) -> Result<(), CommandError> {
     if logprobs.is_some_and(|count| count > MAX_LOGPROBS) {
         return Err(CommandError::usage(format!("--logprobs: more than {MAX_LOGPROBS} alternatives")));
     }
-    // From a configuration file: of flags, clap knows.
-    if args.batch.batch.is_none() && args.batch.out.is_some() {
-        return Err(CommandError::usage("--out is for --batch"));
+    // Clap asks for --batch neither beside a prompt, which it excludes, nor for a value of a configuration file.
+    for (is_set, flag) in [(args.batch.out.is_some(), "--out"), (args.batch.record.is_some(), "--record")] {
+        if is_set && args.batch.batch.is_none() {
+            return Err(CommandError::usage(format!("{flag} is for --batch")));
+        }
     }
     let is_text = args.output.output.unwrap_or_default() == OutputFormat::Text;
     if logprobs.is_some() && is_text && args.batch.batch.is_none() && !args.prompt.dry_run {
@@ -136,12 +138,15 @@ mod tests {
     }
 
     #[test]
-    fn a_files_defaults_for_batches_are_no_mistake_elsewhere_but_an_unwritten_out_is() {
-        let args = |any_model, out: Option<&str>| {
-            let batch = BatchArgs { any_model, out: out.map(PathBuf::from), ..BatchArgs::default() };
-            flags(&RunArgs { batch, ..RunArgs::default() }).map_err(|error| error.to_string())
-        };
-        assert_eq!(args(true, None), Ok(()));
-        assert_eq!(args(false, Some("x")), Err("--out is for --batch".to_owned()));
+    fn a_files_defaults_for_batches_are_no_mistake_elsewhere_but_an_unwritten_file_is() {
+        let checked =
+            |batch| flags(&RunArgs { batch, ..RunArgs::default() }).map_err(|error| error.to_string());
+        let (path, none) = (Some(PathBuf::from("x")), BatchArgs::default);
+        assert_eq!(checked(BatchArgs { any_model: true, ..none() }), Ok(()));
+        let refused = |flag: &str| Err(format!("{flag} is for --batch"));
+        assert_eq!(checked(BatchArgs { out: path.clone(), ..none() }), refused("--out"));
+        assert_eq!(checked(BatchArgs { record: path, ..none() }), refused("--record"));
+        let is_taken = |words: &[&str]| crate::cli::command().try_get_matches_from(words).is_ok();
+        assert!(!is_taken(&["llmctl", "run", "--any-model", "hi"]));
     }
 }

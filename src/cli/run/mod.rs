@@ -165,6 +165,10 @@ pub struct PromptArgs {
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub system_file: Option<PathBuf>,
 
+    /// The command line gives the system prompt. One of a variable or a configuration file is for new sessions.
+    #[arg(skip)]
+    pub is_system_given: bool,
+
     /// Complete the prompt as plain text, without the chat template
     #[arg(long, conflicts_with_all = ["system", "system_file", "chat_template", "mcp_config"])]
     pub raw: bool,
@@ -268,7 +272,7 @@ pub struct BatchArgs {
     pub record: Option<PathBuf>,
 
     /// Answer rows that name another model too, with this one
-    #[arg(long, requires = "batch", hide_short_help = true)]
+    #[arg(long, requires = "batch", conflicts_with_all = ["words", "name", "prompt_file"], hide_short_help = true)]
     pub any_model: bool,
 }
 

@@ -76,7 +76,7 @@ pub fn with_chat(
         None => store.open_or_create(name, &model).map_err(sessions::explain)?,
     };
     let mut session_chat = SessionChat::resume(writer, model);
-    check_system(session_chat.saved(), &turn.next)?;
+    check_system(session_chat.saved(), &turn)?;
     note_session(name, &session_chat, turn.terminal);
     let exit = take(Some(name), &mut session_chat, turn);
     if is_new {
@@ -143,10 +143,10 @@ pub fn looked_at(
     (session_chat, messages)
 }
 
-/// A conversation has one system prompt, the one that it began with.
-pub fn check_system(saved: &SavedSession, next: &Next) -> Result<(), CommandError> {
-    let is_same = next.system.is_none() || next.system.as_deref() == saved.system();
-    if is_same || saved.turns.is_empty() {
+/// A conversation has one system prompt, the one that it began with; the command line cannot ask for another.
+pub fn check_system(saved: &SavedSession, turn: &RunTurn<'_, '_>) -> Result<(), CommandError> {
+    let system = turn.next.system.as_deref().filter(|_| turn.args.prompt.is_system_given);
+    if system.is_none() || system == saved.system() || saved.turns.is_empty() {
         return Ok(());
     }
     let began = match saved.system() {

@@ -29,7 +29,7 @@ pub fn run(name: &str, turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
     let store = sessions::store(&Places::from_environment())?;
     if args.prompt.dry_run {
         let saved = sessions::if_there(store.read(&name))?;
-        saved.as_ref().map_or(Ok(()), |saved| check_system(saved, &turn.next))?;
+        saved.as_ref().map_or(Ok(()), |saved| check_system(saved, &turn))?;
         if let Some(choice) = EndpointChoice::of(&args.endpoint, &args.model, saved.as_ref()) {
             return endpoint::preview(&choice, saved, turn);
         }
@@ -39,7 +39,7 @@ pub fn run(name: &str, turn: RunTurn<'_, '_>) -> Result<Exit, CommandError> {
     Places::from_environment().check(KeptFiles::Sessions)?;
     let opened = sessions::if_there(store.open(&name))?;
     if let Some(writer) = &opened {
-        check_system(writer.saved(), &turn.next)?;
+        check_system(writer.saved(), &turn)?;
     }
     let place = SessionPlace { name: &name, store: &store, opened };
     let saved = place.opened.as_ref().map(|writer| writer.saved());

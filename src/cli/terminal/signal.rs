@@ -1,10 +1,11 @@
-//! The only owner of SIGINT, SIGTERM and SIGTSTP in the process.
+//! The only owner of SIGINT, SIGTERM, SIGTSTP and SIGXFSZ in the process.
 //!
 //! Outside a [`Graceful`] section a signal ends the process at once with 128 + its number, as an unhandled
 //! one does in a shell. Inside, the first signal is recorded for the loop to see and the second ends the
 //! process; in a conversation no SIGINT does. A signal that was ignored when llmctl started (nohup, a
 //! script's background job) stays ignored. The terminal's modes are restored and process groups of
-//! [`Companion`]s are ended before the process ends. Knows nothing of the work that is stopped.
+//! [`Companion`]s are ended before the process ends. SIGXFSZ does nothing: a write beyond the limit on file sizes
+//! (`ulimit -f`) fails with an error of its own. Knows nothing of the work that is stopped.
 //!
 //! Windows has Ctrl-C and Ctrl-Break alone, which count as SIGINT, and no companions.
 
@@ -154,10 +155,16 @@ impl Drop for Graceful {
     }
 }
 
-/// Installs the handlers of both signals and Ctrl-Z. Called once, before any long work.
+/// Installs the handlers of all four. Called once, before any long work.
 #[cfg(unix)]
 pub fn install() {
-    for number in [libc::SIGINT, libc::SIGTERM, libc::SIGTSTP] {
+    let handlers: [(_, extern "C" fn(libc::c_int)); 4] = [
+        (libc::SIGINT, on_signal),
+        (libc::SIGTERM, on_signal),
+        (libc::SIGTSTP, on_stop),
+        (libc::SIGXFSZ, on_file_limit),
+    ];
+    for (number, handler) in handlers {
         // SAFETY: `sigaction` reads and writes the structures it is given, which live on this stack; zeroed is a
         // valid `sigaction` (default disposition, empty mask). The handler calls async-signal-safe functions only.
         unsafe {
@@ -167,8 +174,6 @@ pub fn install() {
             {
                 continue;
             }
-            let handler: extern "C" fn(libc::c_int) =
-                if number == libc::SIGTSTP { on_stop } else { on_signal };
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as libc::sighandler_t;
             action.sa_flags = libc::SA_RESTART;
@@ -207,6 +212,10 @@ fn wake() {
 extern "C" fn on_stop(_: libc::c_int) {
     tty::suspend();
 }
+
+/// Does nothing. Other programs that llmctl starts do not inherit it, as they would an ignored signal.
+#[cfg(unix)]
+extern "C" fn on_file_limit(_: libc::c_int) {}
 
 #[cfg(unix)]
 extern "C" fn on_signal(number: libc::c_int) {

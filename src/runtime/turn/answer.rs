@@ -248,8 +248,9 @@ impl AnswerStream {
         let deltas = self.flush(outcome.finish.is_cut());
         let Self { content, reasoning, tool_calls, num_reasoning_tokens, tokens, content_tokens, .. } = self;
         let mut started = self.started;
-        if let Some(started) = started.as_mut().filter(|_| outcome.usage.remote.is_some()) {
-            started.reuse.cached_tokens = outcome.usage.cached_tokens; // known at the end only
+        if let Some(Started { reuse, .. }) = &mut started {
+            // Known at the end only: what a remote engine reused, and pages that were taken over while the prompt was computed.
+            reuse.cached_tokens = reuse.cached_tokens.max(outcome.usage.cached_tokens);
         }
         let answer = Answer {
             content,
@@ -351,5 +352,21 @@ impl AnswerStream {
             Some(CallIds::Nine) => hex[..9].to_owned(),
             _ => format!("call_{}", &hex[..24]),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reuse_counts_pages_that_were_taken_over_after_the_start() {
+        let (mut stream, _) = ParserConfig::plain("").stream();
+        let reuse = Reuse { cached_tokens: 2, ..Reuse::default() };
+        stream.started = Some(Started { prompt_tokens: 9, max_tokens: 1, seed: 1, reuse, difference: None });
+        let usage = Usage { prompt_tokens: 9, cached_tokens: 6, ..Usage::default() };
+        let finish = Finish::Eos(0);
+        let outcome = Outcome { finish, usage, timings: Timings::default(), seed: 1, adapters: Vec::new() };
+        assert_eq!(stream.finish(outcome).1.reuse().cached_tokens, 6);
     }
 }

@@ -41,12 +41,7 @@ pub fn think(chat: &mut Chat<'_>, argument: &str) -> Done {
         let refused = |reason: String| CommandError::usage(format!("/think: {reason}"));
         let mut changed = chat.state.think;
         changed.change(argument).map_err(refused)?;
-        // Showing what is not there changes nothing, and is a wish all the same.
-        match chat.model.thinking().is_there() {
-            true => changed.check(&chat.model.thinking()),
-            false => Err(chat.state.think.spoken(&chat.model.thinking())),
-        }
-        .map_err(refused)?;
+        changed.check(&chat.model.thinking()).map_err(refused)?;
         let before = std::mem::replace(&mut chat.state.think, changed);
         if let Err(refusal) = chat.check_endpoint() {
             chat.state.think = before;

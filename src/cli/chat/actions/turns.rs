@@ -138,7 +138,7 @@ pub fn go_on(chat: &mut Chat<'_>) -> Done {
 pub fn edit(chat: &mut Chat<'_>, argument: &str) -> Done {
     let turns = chat.state.turns();
     let first = argument.split_whitespace().next().unwrap_or_default();
-    let number = first.parse::<usize>().ok();
+    let number = first.parse::<i64>().ok().map(|number| usize::try_from(number).unwrap_or_default());
     let given = if number.is_some() { argument[first.len()..].trim_start() } else { argument };
     let has_question =
         |at: usize| turns.get(at).is_some_and(|saved| question(&saved.turn.messages).is_some());
