@@ -11,7 +11,7 @@ use super::input::{InputLine, LineInput};
 use super::model::{ChatModel, ModelFlags, NextModel};
 use super::state::{AnswerRequest, AnswerSchema, ChatState, Effect, SavePlace};
 use super::ui::Ui;
-use super::{ChatArgs, grouped};
+use super::{ChatArgs, ChatPromptArgs, grouped};
 use crate::cli::declared_tools::Toolbox;
 use crate::cli::endpoint::EndpointChoice;
 use crate::cli::endpoint::request::EndpointRequest;
@@ -28,7 +28,7 @@ use crate::cli::think::{Think, Thinking};
 use crate::cli::{endpoint, sessions};
 use llmctl_base::{Error, Sampling};
 use llmctl_engine::GrammarSource;
-use llmctl_engine::session::store::{SessionName, SessionStore, SessionWriter, now_ms};
+use llmctl_engine::session::store::{SavedSession, SessionName, SessionStore, SessionWriter, now_ms};
 use llmctl_engine::turn::{PromptedTurn, SessionChat};
 use llmctl_hub::builtin::GUIDE;
 use llmctl_image::ImageSet;
@@ -52,6 +52,13 @@ pub struct Chat<'a> {
 /// A longer message is not put on the line again.
 const MAX_BACK: usize = 4 << 10;
 
+/// Returns the system prompt that the user asks for; one of a variable or a configuration file is for new sessions.
+fn system_of(prompt: &ChatPromptArgs, saved: Option<&SavedSession>) -> Result<Option<String>, CommandError> {
+    let is_new = saved.is_none_or(|saved| saved.turns.is_empty());
+    let system = system_prompt(prompt.system.as_ref(), prompt.system_file.as_ref())?;
+    Ok(system.filter(|_| is_new || prompt.is_system_given))
+}
+
 impl<'a> Chat<'a> {
     /// Locks the session, loads its model, and says what there is.
     pub fn begin(
@@ -60,7 +67,6 @@ impl<'a> Chat<'a> {
         places: &'a Places,
     ) -> Result<Self, CommandError> {
         let settings = settings(&args)?;
-        let system = system_prompt(args.prompt.system.as_ref(), args.prompt.system_file.as_ref())?;
         let think = Think::of_flag(args.prompt.think.as_deref())?;
         let toolbox = args.prompt.tools.as_deref().map(Toolbox::read).transpose()?;
         check_flags(&args, places)?;
@@ -69,8 +75,7 @@ impl<'a> Chat<'a> {
         let open = |name: &SessionName| sessions::if_there(sessions::store(places)?.open(name));
         let opened = wanted.as_ref().map_or(Ok(None), open)?;
         let saved = opened.as_ref().map(|writer| writer.saved());
-        let is_new = saved.is_none_or(|saved| saved.turns.is_empty());
-        let system = system.filter(|_| is_new || args.prompt.is_system_given);
+        let system = system_of(&args.prompt, saved)?;
         let choice = EndpointChoice::of(&args.endpoint, &args.model, saved);
         match &opened {
             _ if choice.is_some() => {}

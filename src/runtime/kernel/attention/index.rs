@@ -15,7 +15,8 @@
 
 use super::lanes::VectorLanes;
 use super::packed::{self, PackedForm, PageRows};
-use super::stored::{F16, F32, KvPart, KvType, PAGE_TOKENS, Q8, Stored};
+use super::page::{KvPart, PAGE_TOKENS};
+use super::stored::{F16, F32, KvType, Q8, Stored};
 use super::tile::{KvBlock, score_page};
 use super::{MOST_SCORED, tile, with_tile};
 use crate::wide::dispatch_wide;

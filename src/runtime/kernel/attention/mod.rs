@@ -22,6 +22,7 @@
 mod index;
 mod lanes;
 mod packed;
+mod page;
 mod stored;
 #[cfg(test)]
 mod tests;
@@ -32,8 +33,9 @@ use std::ops::Range;
 pub use index::{IndexQuery, KeyBlocks, index_page};
 pub(crate) use lanes::VectorLanes;
 use packed::PageRows;
-pub use stored::{BLOCK, KvPart, KvType, KvValues, PAGE_TOKENS, copy_rows, read_row, write_row};
+pub use page::{BLOCK, KvPart, PAGE_TOKENS};
 use stored::{F16, F32, Q8, Stored};
+pub use stored::{KvType, KvValues, copy_rows, read_row, write_row};
 use tile::{KvBlock, mix_page, prefetch, score_page, score_rows};
 
 use super::dot::sum_lanes;

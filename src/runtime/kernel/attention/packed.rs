@@ -18,10 +18,12 @@
 //!
 //! A block that no f16 can scale has the scale NaN or infinity and no value is a number, so that a broken model is noticed.
 
+use std::ops::Range;
+
 use half::f16;
 
 use super::lanes::VectorLanes;
-use super::stored::{BLOCK, KvPart, PAGE_TOKENS};
+use super::page::{BLOCK, KvPart, PAGE_TOKENS};
 use crate::wide::LANES;
 
 /// Most values that are rotated together.
@@ -222,40 +224,66 @@ pub unsafe fn read_page<V: VectorLanes>(
             false => scales.map(|scale| -32.0 * scale),
         };
         let dims = block * BLOCK..dim.min((block + 1) * BLOCK);
-        match part {
-            KvPart::Keys => {
-                for at in dims.map(|dim| dim * PAGE_TOKENS) {
-                    let (codes, values) =
-                        (&codes[at..][..PAGE_TOKENS], &mut rows.values[at..][..PAGE_TOKENS]);
-                    for lane in (0..PAGE_TOKENS).step_by(LANES) {
-                        // SAFETY: by this function's contract; 16 numbers each.
-                        unsafe {
-                            let [scale, least] =
-                                [&scales, &leasts].map(|facts| V::load_f32(facts[lane..].as_ptr()));
-                            let codes = V::load_i8(codes[lane..].as_ptr().cast());
-                            least.fma(codes, scale).store(values[lane..].as_mut_ptr());
-                        }
-                    }
-                }
+        let facts = [&scales, &leasts];
+        // SAFETY: by this function's contract.
+        unsafe {
+            match part {
+                KvPart::Keys => widen_keys::<V>(codes, facts, dims, &mut rows.values),
+                KvPart::Values => widen_values::<V>(codes, facts, dims, dim, &mut rows.values),
             }
-            KvPart::Values => {
-                for token in 0..PAGE_TOKENS {
-                    let range = token * dim + dims.start..token * dim + dims.end;
-                    let (codes, codes_left) = codes[range.clone()].as_chunks::<LANES>();
-                    let (values, values_left) = rows.values[range].as_chunks_mut::<LANES>();
-                    for (values, codes) in values.iter_mut().zip(codes) {
-                        // SAFETY: by this function's contract; 16 numbers each.
-                        unsafe {
-                            let codes = V::load_i8(codes.as_ptr().cast());
-                            let least = V::splat(leasts[token]);
-                            least.fma(codes, V::splat(scales[token])).store(values.as_mut_ptr());
-                        }
-                    }
-                    for (value, code) in values_left.iter_mut().zip(codes_left) {
-                        *value = f32::from(*code) * scales[token] + leasts[token];
-                    }
-                }
+        }
+    }
+}
+
+/// Computes the values of some dimensions' codes from scale and least value of each token.
+///
+/// # Safety
+/// The processor has `V`'s instruction set.
+#[inline(always)]
+unsafe fn widen_keys<V: VectorLanes>(
+    codes: &[u8],
+    [scales, leasts]: [&[f32; PAGE_TOKENS]; 2],
+    dims: Range<usize>,
+    values: &mut [f32],
+) {
+    for at in dims.map(|dim| dim * PAGE_TOKENS) {
+        let (codes, values) = (&codes[at..][..PAGE_TOKENS], &mut values[at..][..PAGE_TOKENS]);
+        for lane in (0..PAGE_TOKENS).step_by(LANES) {
+            // SAFETY: by this function's contract; 16 numbers each.
+            unsafe {
+                let [scale, least] = [scales, leasts].map(|facts| V::load_f32(facts[lane..].as_ptr()));
+                let codes = V::load_i8(codes[lane..].as_ptr().cast());
+                least.fma(codes, scale).store(values[lane..].as_mut_ptr());
             }
+        }
+    }
+}
+
+/// Computes them in rows of `dim` values.
+///
+/// # Safety
+/// As [`widen_keys`].
+#[inline(always)]
+unsafe fn widen_values<V: VectorLanes>(
+    codes: &[u8],
+    [scales, leasts]: [&[f32; PAGE_TOKENS]; 2],
+    dims: Range<usize>,
+    dim: usize,
+    values: &mut [f32],
+) {
+    for token in 0..PAGE_TOKENS {
+        let range = token * dim + dims.start..token * dim + dims.end;
+        let (codes, codes_left) = codes[range.clone()].as_chunks::<LANES>();
+        let (values, values_left) = values[range].as_chunks_mut::<LANES>();
+        for (values, codes) in values.iter_mut().zip(codes) {
+            // SAFETY: by this function's contract; 16 numbers each.
+            unsafe {
+                let (codes, least) = (V::load_i8(codes.as_ptr().cast()), V::splat(leasts[token]));
+                least.fma(codes, V::splat(scales[token])).store(values.as_mut_ptr());
+            }
+        }
+        for (value, code) in values_left.iter_mut().zip(codes_left) {
+            *value = f32::from(*code) * scales[token] + leasts[token];
         }
     }
 }

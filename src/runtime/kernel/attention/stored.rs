@@ -10,14 +10,8 @@ use half::slice::HalfFloatSliceExt;
 
 use super::lanes::VectorLanes;
 use super::packed::{self, PackedForm};
+use super::page::{BLOCK, KvPart, PAGE_TOKENS};
 use crate::wide::LANES;
-
-/// Tokens per KV page. 32 keeps tables small while a partly filled page wastes little; fixed, so that attention's
-/// blocking, and so its rounding, is the same everywhere.
-pub const PAGE_TOKENS: usize = 32;
-
-/// Values that share a scale.
-pub const BLOCK: usize = 32;
 
 /// Storage type of KV rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -133,24 +127,6 @@ impl KvValues {
         match self {
             KvValues::InKeys(_) => KvPart::Values,
             KvValues::Own | KvValues::Narrow(_) | KvValues::None => KvPart::Keys,
-        }
-    }
-}
-
-/// One half of a KV row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KvPart {
-    Keys,
-    Values,
-}
-
-impl KvPart {
-    /// Returns the index of a token's value within the page's block.
-    #[inline(always)]
-    pub(super) fn index(self, head_dim: usize, token: usize, dim: usize) -> usize {
-        match self {
-            KvPart::Keys => dim * PAGE_TOKENS + token,
-            KvPart::Values => token * head_dim + dim,
         }
     }
 }

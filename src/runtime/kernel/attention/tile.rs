@@ -7,7 +7,8 @@
 use half::f16;
 
 use super::lanes::VectorLanes;
-use super::stored::{BLOCK, PAGE_TOKENS, Stored};
+use super::page::{BLOCK, PAGE_TOKENS};
+use super::stored::Stored;
 use crate::dot::sum_lanes;
 use crate::wide::LANES;
 
