@@ -200,6 +200,7 @@ fn a_system_prompt_belongs_to_the_first_turn() {
     chat.turn("n", &["--system", "A", "Two", "--dry-run"]).check(2, "began without a system prompt");
     assert_eq!((chat.num_turns("s"), chat.num_turns("n")), (2, 1));
     // That of a file or a variable is for new sessions: nothing is asked of one that has begun.
+    std::fs::create_dir_all(chat.place.path(".config/llmctl")).expect("a folder");
     chat.place.write(".config/llmctl/config.toml", "system = \"B\"\n");
     for name in ["s", "n"] {
         chat.turn(name, &["Again", "-n", "2"]).check(0, "");
