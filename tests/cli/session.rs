@@ -446,7 +446,7 @@ fn damage_is_named_by_line_and_repaired_when_asked() {
     let repaired = chat.place.run(&["sessions", "repair", "d"]);
     assert!(repaired.check(0, "").stdout.contains("line 4 was damaged; 2 turns are kept"), "{repaired:?}");
     chat.turn("d", &["Four", "-n", "3"]).check(0, "continuing session d (2 turns, ");
-    // Nothing stands before a damage of the first line.
+    // Repair keeps the lines before a damage, and the first line has none before it.
     for damaged in ["", "{}\n"] {
         std::fs::write(&path, damaged).expect("written");
         for args in [&["sessions", "repair", "d"][..], &["sessions", "show", "d"]] {

@@ -124,7 +124,7 @@ pub enum OwnedState {
     Down(ServerLoss),
 }
 
-/// What a look has found.
+/// The result of one check of a server.
 pub struct ServerNews {
     pub text: String,
     pub has_new_tools: bool,

@@ -218,9 +218,11 @@ pub unsafe fn read_page<V: VectorLanes>(
     }
     let codes: &[u8] = bytemuck::cast_slice(&rows.codes);
     for block in 0..num_blocks {
-        let scales = widened::<V>(&arrays[block]);
+        // SAFETY: by this function's contract.
+        let wide = |numbers| unsafe { widened::<V>(numbers) };
+        let scales = wide(&arrays[block]);
         let leasts = match form.has_least {
-            true => widened::<V>(&arrays[num_blocks + block]),
+            true => wide(&arrays[num_blocks + block]),
             false => scales.map(|scale| -32.0 * scale),
         };
         let dims = block * BLOCK..dim.min((block + 1) * BLOCK);
@@ -309,11 +311,14 @@ fn unpack<const WORDS: usize>(
 }
 
 /// Widens the numbers of a page's tokens.
+///
+/// # Safety
+/// The processor has `V`'s instruction set.
 #[inline(always)]
-fn widened<V: VectorLanes>(numbers: &[f16; PAGE_TOKENS]) -> [f32; PAGE_TOKENS] {
+unsafe fn widened<V: VectorLanes>(numbers: &[f16; PAGE_TOKENS]) -> [f32; PAGE_TOKENS] {
     let mut wide = [0.0; PAGE_TOKENS];
     for lane in (0..PAGE_TOKENS).step_by(LANES) {
-        // SAFETY: by the contract of the only caller; 16 numbers on both sides.
+        // SAFETY: by this function's contract; 16 numbers on both sides.
         unsafe { V::load_f16(numbers[lane..].as_ptr()).store(wide[lane..].as_mut_ptr()) };
     }
     wide

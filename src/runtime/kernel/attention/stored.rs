@@ -362,8 +362,10 @@ mod tests {
         let small = round_trip(KvType::Q8_0, KvPart::Values, &[vec![1.1e-5, -1.1e-5]]);
         assert!(small[0].iter().all(|x| x.abs() > 5e-6 && x.abs() < 2e-5), "{small:?}");
         for broken in [f32::NAN, f32::INFINITY, 1e7] {
-            let row = &round_trip(KvType::Q8_0, KvPart::Keys, &[vec![1.0, broken]])[0];
-            assert!(row.iter().all(|x| x.is_nan()), "{broken}");
+            for kv_type in [KvType::Q8_0, KvType::Q6_0, KvType::Q5_1] {
+                let row = &round_trip(kv_type, KvPart::Keys, &[vec![1.0, broken]])[0];
+                assert!(row.iter().all(|x| x.is_nan()), "{} {broken}", kv_type.name());
+            }
         }
     }
 
