@@ -220,18 +220,17 @@ pub unsafe fn read_page<V: VectorLanes>(
     for block in 0..num_blocks {
         // SAFETY: by this function's contract.
         let wide = |numbers| unsafe { widened::<V>(numbers) };
-        let scales = wide(&arrays[block]);
-        let leasts = match form.has_least {
+        let scales = &wide(&arrays[block]);
+        let leasts = &match form.has_least {
             true => wide(&arrays[num_blocks + block]),
             false => scales.map(|scale| -32.0 * scale),
         };
         let dims = block * BLOCK..dim.min((block + 1) * BLOCK);
-        let facts = [&scales, &leasts];
         // SAFETY: by this function's contract.
         unsafe {
             match part {
-                KvPart::Keys => widen_keys::<V>(codes, facts, dims, &mut rows.values),
-                KvPart::Values => widen_values::<V>(codes, facts, dims, dim, &mut rows.values),
+                KvPart::Keys => widen_keys::<V>(codes, [scales, leasts], dims, &mut rows.values),
+                KvPart::Values => widen_values::<V>(codes, [scales, leasts], dims, dim, &mut rows.values),
             }
         }
     }
