@@ -6,6 +6,7 @@ start of loading to the first token of a short prompt, or `absent` if it does no
 
 llama.cpp: llama-cpp-python built for this machine, by flash attention off and on.
 ik_llama.cpp: a llama-bench that was built elsewhere, with run-time repacking off and on; each answer is a process, which loads the file.
+Sequences together are answered by the llama-batched-bench beside it, if there is one.
 openvino: OpenVINO GenAI (PyPI), where its GGUF reader takes the file.
 mistral.rs: mistralrs (PyPI); its rates are those of its own usage reports, and a batch cannot be told from its queue.
 """
@@ -15,7 +16,9 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 BATCH_PROMPT = 128
 CONTEXT_SLACK = 1024
@@ -124,16 +127,29 @@ class IkLlama:
     """llama-bench of ik_llama.cpp, which is started for each answer."""
 
     def __init__(self, program, path, threads, repacks):
+        program, path = os.path.abspath(program), os.path.abspath(path)
         self.command = [program, "-m", path, "-t", str(threads), "-r", "1", "-fa", "1", "-o", "json"]
         self.command += ["-rtr", "1"] if repacks else []
+        self.batched = [str(Path(program).with_name("llama-batched-bench")), "-m", path, "-t", str(threads), "-fa", "1", "-ub", "512"]
+        self.batched += ["-rtr"] if repacks else []
         self.bench("-p", "8", "-n", "0")
         self.ready = None  # it warms up before it measures
 
-    def bench(self, *args):
-        done = subprocess.run([*self.command, *args], capture_output=True, text=True)
+    def done(self, command):
+        with tempfile.TemporaryDirectory() as folder:  # for its log
+            done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
         if done.returncode:
             raise OSError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}")
-        return [row["avg_ts"] for row in json.loads(done.stdout)][-1]
+        return done
+
+    def bench(self, *args):
+        return [row["avg_ts"] for row in json.loads(self.done([*self.command, *args]).stdout)][-1]
+
+    def together(self, count, sequences):
+        """Tokens per second of `sequences` answers of `count` tokens: the column S_TG of the last row, which is on stderr."""
+        sizes = ("-c", 512 * sequences, "-npp", BATCH_PROMPT, "-ntg", count, "-npl", sequences)
+        lines = self.done([*self.batched, *map(str, sizes)]).stderr.splitlines()
+        return float([line.split("|") for line in lines if line.startswith("|")][-1][8])
 
     def run(self, name, numbers):
         if name == "prefill":
@@ -142,7 +158,9 @@ class IkLlama:
             count, depth = numbers
             args = ("-p", "0", "-n", str(count)) if depth <= 1 else ("-p", "0", "-n", "0", "-gp", f"{depth},{count}")
             return {"rate": self.bench(*args)}
-        return {"absent": "llama-bench has one sequence, and does not say its memory"}
+        if not os.path.exists(self.batched[0]):
+            return {"absent": "llama-bench has one sequence"}
+        return {"rate": self.together(*numbers)}
 
 
 class OpenVino:

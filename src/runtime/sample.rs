@@ -140,9 +140,17 @@ impl Sampler {
         if step == SamplerStep::Dry {
             return self.dry.penalise(&mut self.edited, sampling, turn.tokens);
         }
+        let generated = turn.tokens.get(turn.generated_from..).unwrap_or_default();
+        let (seen, generated) = match sampling.repeat_last_n {
+            window if window < 0.0 => (turn.tokens, generated),
+            window => {
+                let last = &turn.tokens[turn.tokens.len().saturating_sub(window as usize)..];
+                (last, last)
+            }
+        };
         if sampling.repetition_penalty != 1.0 {
             let penalty = sampling.repetition_penalty;
-            self.for_each_distinct(turn.tokens, |logit, _| {
+            self.for_each_distinct(seen, |logit, _| {
                 let changed = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
                 if logit.is_finite() {
                     *logit = changed.clamp(f32::MIN, f32::MAX); // a tiny penalty may overflow
@@ -151,7 +159,6 @@ impl Sampler {
         }
         if sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0 {
             let (presence, frequency) = (sampling.presence_penalty, sampling.frequency_penalty);
-            let generated = turn.tokens.get(turn.generated_from..).unwrap_or_default();
             self.for_each_distinct(generated, |logit, count| *logit -= presence + frequency * count as f32);
         }
     }
@@ -552,6 +559,19 @@ mod tests {
         assert_eq!(edited(&logits, &frequency, &[0, 2, 2, 3], 1), [4.0, -4.0, 1.0, 0.5]);
         let bias = Sampling { logit_bias: BTreeMap::from([(3, 100.0), (0, -100.0)]), ..Sampling::default() };
         assert_eq!(edited(&logits, &bias, &[], 0), [-96.0, -4.0, 2.0, 101.0]);
+    }
+
+    #[test]
+    fn a_window_counts_the_last_tokens_of_prompt_and_answer_alike() {
+        let all = Sampling { repetition_penalty: 2.0, frequency_penalty: 0.5, ..Sampling::default() };
+        let windowed = |last_n: f32| {
+            let sampling = Sampling { repeat_last_n: last_n, ..all.clone() };
+            edited(&[4.0, 4.0, 4.0, 4.0], &sampling, &[0, 1, 2, 2], 3)
+        };
+        assert_eq!(windowed(-1.0), [2.0, 2.0, 1.5, 4.0]);
+        assert_eq!(windowed(3.0), [4.0, 1.5, 1.0, 4.0]);
+        assert_eq!(windowed(9.0), [1.5, 1.5, 1.0, 4.0]);
+        assert!(windowed(0.0).is_empty(), "no penalties, no copy");
     }
 
     #[test]

@@ -104,6 +104,10 @@ def whole_or(value, chance, other):
     return other if rng.random() < chance else value
 
 
+def window(last_n):
+    return EVERYTHING if last_n < 0 else last_n
+
+
 def random_sampling(kinds):
     """Numbers for the samplers of an order."""
     u = rng.uniform
@@ -114,7 +118,7 @@ def random_sampling(kinds):
             numbers |= {"dynatemp_range": round(u(0.01, 2), 3), "dynatemp_exponent": round(u(0, 4), 3)}
     if "penalties" in kinds:
         numbers |= {"repetition_penalty": round(u(0.3, 2), 3), "presence_penalty": round(u(-2, 2), 3)}
-        numbers["frequency_penalty"] = round(u(-2, 2), 3)
+        numbers |= {"frequency_penalty": round(u(-2, 2), 3), "repeat_last_n": rng.choice([-1, -1, 0, 3, 10, 30])}
     if "dry" in kinds:
         numbers |= {"dry_multiplier": round(u(0.05, whole_or(3, 0.1, 90)), 3), "dry_base": round(u(0.9, 3), 3)}
         numbers |= {"dry_allowed_length": rng.randint(0, 4), "dry_penalty_last_n": rng.choice([-1, -1, 0, 3, 10, 30])}
@@ -137,7 +141,7 @@ class Reference:
         key = json.dumps([numbers, breakers])
         if self.dry[0] != key:
             texts = (ctypes.c_char_p * len(breakers))(*[text.encode() for text in breakers])
-            last_n = EVERYTHING if numbers["dry_penalty_last_n"] < 0 else numbers["dry_penalty_last_n"]
+            last_n = window(numbers["dry_penalty_last_n"])
             self.dry = key, lc.llama_sampler_init_dry(
                 self.vocab, numbers["dry_multiplier"], numbers["dry_base"], numbers["dry_allowed_length"], last_n,
                 ctypes.cast(texts, ctypes.POINTER(ctypes.c_char_p)), len(breakers))
@@ -148,8 +152,8 @@ class Reference:
         match name:
             case "penalties":
                 return lc.llama_sampler_init_penalties(
-                    lc.llama_vocab_n_tokens(self.vocab), EVERYTHING, n["repetition_penalty"], n["frequency_penalty"],
-                    n["presence_penalty"])
+                    lc.llama_vocab_n_tokens(self.vocab), window(n["repeat_last_n"]), n["repetition_penalty"],
+                    n["frequency_penalty"], n["presence_penalty"])
             case "dry": return self.init_dry({k: v for k, v in n.items() if k.startswith("dry")}, breakers)
             case "top_n_sigma": return lc.llama_sampler_init_top_n_sigma(n[name])
             case "top_k": return lc.llama_sampler_init_top_k(top_k)

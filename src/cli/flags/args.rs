@@ -161,7 +161,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "SET", value_parser = one_of(&INSTRUCTION_SETS), hide_short_help = true)]
     pub cpu: Option<Isa>,
 
-    /// Type of the KV cache (default: f16; on the CPU q8_0 takes 53% of that, q6_0 41% and q5_1 38%, with answers further from f16's)
+    /// Type of the KV cache (default: f16; on the CPU q8_0 takes 53% of that, q6_0 41% and q5_1 36%, with answers further from f16's)
     #[arg(long, value_name = "TYPE", value_parser = one_of(&KV_TYPES), hide_short_help = true)]
     pub kv_type: Option<KvType>,
 

@@ -374,6 +374,15 @@ impl<'p> Fields<'p> {
         self.count(name)
     }
 
+    /// A seed: a whole number, of a negative one the lower 63 bits. -1 is none.
+    pub fn seed(&mut self, name: &str) -> Option<u64> {
+        record::note(|| (self.recorded_path(name), FieldType::Whole));
+        if let Some(negative @ ..-1) = self.left.get(name).and_then(Value::as_i64) {
+            self.put(name, Value::from(negative & i64::MAX));
+        }
+        self.count_or_off(name)
+    }
+
     /// As [`Self::count_or_off`], of things in memory.
     pub fn size_or_off(&mut self, name: &str) -> Option<usize> {
         self.count_or_off(name).map(|count| usize::try_from(count).unwrap_or(usize::MAX))

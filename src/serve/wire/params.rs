@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{Fields, hints};
-use llmctl_base::{GivenSampling, SAMPLING, SamplerStep, Sampling, TopK};
+use llmctl_base::{GivenSampling, SAMPLING, SamplerStep, TopK};
 use llmctl_engine::{Limits, LoopGuard, MAX_LOGPROBS, Overflow};
 
 /// Returns the sampling that the fields give, with `defaults` where they are silent.
@@ -27,10 +27,8 @@ pub fn sampling(fields: &mut Fields<'_>, defaults: &GivenSampling) -> GivenSampl
     sampling.samplers = samplers(fields);
     sampling.dry_sequence_breakers = stop(fields, "dry_sequence_breakers");
     let seed = fields.spelled(&["seed", "random_seed"]);
-    sampling.seed = fields.count_or_off(seed);
-    let sampling = sampling.or(defaults);
-    penalty_window(fields, &sampling.sampling(false));
-    sampling
+    sampling.seed = fields.seed(seed);
+    sampling.or(defaults)
 }
 
 /// Reads llama.cpp's order of samplers: their names, in a list or in one text.
@@ -49,17 +47,6 @@ fn samplers(fields: &mut Fields<'_>) -> Option<Vec<SamplerStep>> {
     }
     let steps = names.map_or_else(|| Err("not a list of names".to_owned()), SamplerStep::list);
     steps.map_err(|message| fields.out_of_range(NAME, &format!("are refused: {message}"))).ok()
-}
-
-/// Takes llama.cpp's number of tokens that penalties look back on where there is no penalty.
-fn penalty_window(fields: &mut Fields<'_>, sampling: &Sampling) {
-    const NAME: &str = "repeat_last_n";
-    let off = [sampling.repetition_penalty - 1.0, sampling.presence_penalty, sampling.frequency_penalty];
-    match fields.take(NAME) {
-        Some(window) if window.is_u64() && off == [0.0; 3] => fields.ignored(NAME),
-        Some(other) => fields.put(NAME, other),
-        None => {}
-    }
 }
 
 /// Ids as strings, as JSON wants the names of members.

@@ -25,6 +25,7 @@ pub enum FieldType {
     Count,
     /// A count, or -1 for none.
     CountOrOff,
+    Whole,
     /// These values and no others.
     Only(Vec<Value>),
     /// As another field of the same object, whose second name this is.

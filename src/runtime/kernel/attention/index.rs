@@ -14,7 +14,9 @@
 //! Factors that all scores share are left out: they change no choice.
 
 use super::lanes::VectorLanes;
-use super::packed::{self, PackedForm, PageRows};
+use std::borrow::Cow;
+
+use super::packed::{self, Unpacked};
 use super::page::{KvPart, PAGE_TOKENS};
 use super::stored::{F16, F32, KvType, Q8, Stored};
 use super::tile::{KvBlock, score_page};
@@ -22,16 +24,29 @@ use super::{MOST_SCORED, tile, with_tile};
 use crate::wide::dispatch_wide;
 
 /// The heads of one row of an indexer, or one head that has no weight.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct IndexQuery<'a> {
-    /// `[heads][head_dim]`.
-    pub q: &'a [f32],
-    /// `[heads]`; `None` for one head whose products are the scores.
-    pub weights: Option<&'a [f32]>,
-    pub kv_type: KvType,
+    /// `[heads][head_dim]`, rotated as the keys are.
+    q: Cow<'a, [f32]>,
+    weights: Option<&'a [f32]>,
+    kv_type: KvType,
 }
 
-impl IndexQuery<'_> {
+impl<'a> IndexQuery<'a> {
+    /// Takes `q`, `[heads][head_dim]`, and `weights`, `[heads]`; `None` for one head whose products are the scores.
+    pub fn new(q: &'a [f32], weights: Option<&'a [f32]>, kv_type: KvType) -> Self {
+        let mut query = IndexQuery { q: q.into(), weights, kv_type };
+        if kv_type.packed().is_some() {
+            let head_dim = query.head_dim();
+            packed::rotate(query.q.to_mut(), packed::part_len(head_dim));
+        }
+        query
+    }
+
+    fn head_dim(&self) -> usize {
+        self.q.len() / self.num_heads()
+    }
+
     fn num_heads(&self) -> usize {
         self.weights.map_or(1, <[f32]>::len)
     }
@@ -42,52 +57,42 @@ dispatch_wide! {
     ///
     /// # Panics
     /// If the keys are no such block, or there is not a score for each position.
-    pub fn index_page(query: &IndexQuery<'_>, keys: &[u8], scores: &mut [f32]) = index_any
+    pub fn index_page(query: &IndexQuery<'_>, keys: &[u8], unpacked: &mut Unpacked, scores: &mut [f32]) = index_any
 }
 
 /// # Safety
 /// The processor has `V`'s instruction set.
 #[inline(always)]
-unsafe fn index_any<V: VectorLanes>(query: &IndexQuery<'_>, keys: &[u8], scores: &mut [f32]) {
+unsafe fn index_any<V: VectorLanes>(
+    query: &IndexQuery<'_>,
+    keys: &[u8],
+    unpacked: &mut Unpacked,
+    scores: &mut [f32],
+) {
+    let head_dim = query.head_dim();
     // SAFETY: by this function's contract.
     unsafe {
-        match query.kv_type {
-            KvType::F32 => index_body::<V, F32>(query, keys, scores),
-            KvType::F16 => index_body::<V, F16>(query, keys, scores),
-            KvType::Q8_0 => index_body::<V, Q8>(query, keys, scores),
-            KvType::Q6_0 => index_packed::<V>(query, PackedForm::SIX, keys, scores),
-            KvType::Q5_1 => index_packed::<V>(query, PackedForm::FIVE, keys, scores),
+        match (query.kv_type.packed(), query.kv_type) {
+            (Some(form), _) => {
+                let keys = KvBlock::unpacked(form, KvPart::Keys, keys, head_dim, unpacked);
+                index_body::<V, Q8>(query, keys, scores);
+            }
+            (None, KvType::F32) => index_body::<V, F32>(query, KvBlock::new::<F32>(keys, head_dim), scores),
+            (None, KvType::F16) => index_body::<V, F16>(query, KvBlock::new::<F16>(keys, head_dim), scores),
+            (None, _) => index_body::<V, Q8>(query, KvBlock::new::<Q8>(keys, head_dim), scores),
         }
     }
 }
 
 /// # Safety
-/// The processor has `V`'s instruction set.
+/// The processor has `V`'s instruction set; `keys` are of the query's width.
 #[inline(always)]
-unsafe fn index_packed<V: VectorLanes>(
+unsafe fn index_body<V: VectorLanes, S: Stored>(
     query: &IndexQuery<'_>,
-    form: PackedForm,
-    keys: &[u8],
+    keys: KvBlock<S::Element>,
     scores: &mut [f32],
 ) {
-    let head_dim = query.q.len() / query.num_heads();
-    let (mut q, mut rows) = (query.q.to_vec(), PageRows::default());
-    packed::rotate(&mut q, packed::part_len(head_dim));
-    // SAFETY: by this function's contract.
-    unsafe {
-        packed::read_page::<V>(form, KvPart::Keys, keys, head_dim, &mut rows);
-        let query = IndexQuery { q: &q, ..*query };
-        index_body::<V, F32>(&query, bytemuck::cast_slice(&rows.values), scores);
-    }
-}
-
-/// # Safety
-/// The processor has `V`'s instruction set.
-#[inline(always)]
-unsafe fn index_body<V: VectorLanes, S: Stored>(query: &IndexQuery<'_>, keys: &[u8], scores: &mut [f32]) {
-    let num_heads = query.num_heads();
-    let head_dim = query.q.len() / num_heads;
-    let keys = KvBlock::new::<S>(keys, head_dim);
+    let (num_heads, head_dim) = (query.num_heads(), query.head_dim());
     assert_eq!(scores.len(), PAGE_TOKENS, "a score for each position");
     let mut products = [0.0; MOST_SCORED * PAGE_TOKENS];
     scores.fill(0.0);
@@ -228,9 +233,10 @@ mod tests {
             }
             let q: Vec<f32> = (0..heads * head_dim).map(|n| number(n * 31 + 5)).collect();
             let weights: Vec<f32> = (0..heads).map(|n| number(n * 71 + 9)).collect();
-            let query = IndexQuery { q: &q, weights: Some(&weights), kv_type };
+            let query = IndexQuery::new(&q, Some(&weights), kv_type);
+            let mut unpacked = Unpacked::new();
             let mut scalar = [f32::NAN; PAGE_TOKENS];
-            index_page(Isa::Scalar, &query, block, &mut scalar);
+            index_page(Isa::Scalar, &query, block, &mut unpacked, &mut scalar);
             for (token, score) in scalar.iter().enumerate() {
                 let mut key = vec![0.0; head_dim];
                 read_row(kv_type, KvPart::Keys, block, token, &mut key);
@@ -242,11 +248,11 @@ mod tests {
                     (0..heads).map(|head| f64::from(weights[head]) * product(head).max(0.0)).sum();
                 assert!((exact - f64::from(*score)).abs() < 2e-3, "{head_dim} {heads}: {score}, not {exact}");
             }
-            let head = IndexQuery { q: &q[..head_dim], weights: None, kv_type };
-            let one = IndexQuery { weights: Some(&[1.0]), ..head };
+            let head = IndexQuery::new(&q[..head_dim], None, kv_type);
+            let one = IndexQuery { weights: Some(&[1.0]), ..head.clone() };
             let mut of_head = [[f32::NAN; PAGE_TOKENS]; 2];
-            index_page(Isa::Scalar, &head, block, &mut of_head[0]);
-            index_page(Isa::Scalar, &one, block, &mut of_head[1]);
+            index_page(Isa::Scalar, &head, block, &mut unpacked, &mut of_head[0]);
+            index_page(Isa::Scalar, &one, block, &mut unpacked, &mut of_head[1]);
             assert_eq!(of_head[0].map(|score| score.max(0.0)), of_head[1], "{head_dim}");
             assert!(of_head[0].iter().any(|score| *score < 0.0));
             for (isa, (query, expected)) in available()
@@ -254,7 +260,7 @@ mod tests {
                 .flat_map(|isa| [(isa, (&query, &scalar)), (isa, (&head, &of_head[0]))])
             {
                 let mut scores = [f32::NAN; PAGE_TOKENS];
-                index_page(isa, query, block, &mut scores);
+                index_page(isa, query, block, &mut unpacked, &mut scores);
                 assert_eq!(
                     scores.map(f32::to_bits),
                     expected.map(f32::to_bits),

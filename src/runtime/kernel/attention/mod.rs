@@ -14,7 +14,8 @@
 //! out = mixed / sum, after a sink has joined max and sum
 //! ```
 //!
-//! Packed rows are read as f32 and are rotated; so are the queries, and a run's `mixed` is rotated back before it is merged.
+//! Packed rows are unpacked to 8-bit ones and are rotated; so are the queries, and a run's `mixed` is rotated back before it is
+//! merged.
 //!
 //! Runs can be reduced by different threads and merged afterwards, or by one thread in order: the merges are
 //! the same. Positions that a query does not see are never multiplied, so an infinity in them has no effect.
@@ -32,7 +33,7 @@ use std::ops::Range;
 
 pub use index::{IndexQuery, KeyBlocks, index_page};
 pub(crate) use lanes::VectorLanes;
-use packed::PageRows;
+pub use packed::Unpacked;
 pub use page::{BLOCK, KvPart, PAGE_TOKENS};
 use stored::{F16, F32, Q8, Stored};
 pub use stored::{KvType, KvValues, copy_rows, read_row, write_row};
@@ -167,8 +168,7 @@ pub struct Scratch {
     stats: Vec<[f32; 2]>,
     /// Positions of a run that each query sees.
     seen: Vec<Range<usize>>,
-    /// Packed rows of a page and head.
-    rows: PageRows,
+    unpacked: Unpacked,
 }
 
 /// Reduces `runs` of the visible positions to one partial result per query, `[kv_heads][rows][heads][partial_len]`.
@@ -307,25 +307,20 @@ impl RunTask<'_> {
         &bytes[kv_head * len..][..len]
     }
 
-    /// Returns them for the kernels, with the block to prefetch. Packed ones are read into `rows`, while the next are prefetched.
-    ///
-    /// # Safety
-    /// The processor has `V`'s instruction set.
+    /// Returns them for the kernels, with the block to prefetch. Packed ones are unpacked, while the next are prefetched.
     #[inline(always)]
-    unsafe fn block<V: VectorLanes, S: Stored>(
+    fn block<S: Stored>(
         &self,
         part: KvPart,
         [page, kv_head]: [usize; 2],
-        rows: &mut PageRows,
+        unpacked: &mut Unpacked,
     ) -> (KvBlock<S::Element>, Option<*const S::Element>) {
         let (bytes, dim) = (self.bytes(part, page, kv_head), self.queries.row_dim(part));
         let next = self.next(part, page, kv_head);
         if let Some(form) = self.queries.kv_type.packed() {
             let layout = if part == KvPart::Keys { self.queries.values.key_layout() } else { part };
             prefetch(next, 0, bytes.len());
-            // SAFETY: by this function's contract.
-            unsafe { packed::read_page::<V>(form, layout, bytes, dim, rows) };
-            return (KvBlock::new::<S>(bytemuck::cast_slice(&rows.values), dim), None);
+            return (KvBlock::unpacked(form, layout, bytes, dim, unpacked), None);
         }
         (KvBlock::new::<S>(bytes, dim), next.map(<*const u8>::cast))
     }
@@ -358,9 +353,9 @@ unsafe fn reduce_any<V: VectorLanes>(run: &RunTask<'_>, scratch: &mut Scratch, p
     // SAFETY: by this function's contract.
     unsafe {
         match run.queries.kv_type {
-            KvType::F32 | KvType::Q6_0 | KvType::Q5_1 => reduce_body::<V, F32>(run, scratch, partials),
+            KvType::F32 => reduce_body::<V, F32>(run, scratch, partials),
             KvType::F16 => reduce_body::<V, F16>(run, scratch, partials),
-            KvType::Q8_0 => reduce_body::<V, Q8>(run, scratch, partials),
+            KvType::Q8_0 | KvType::Q6_0 | KvType::Q5_1 => reduce_body::<V, Q8>(run, scratch, partials),
         }
     }
 }
@@ -443,9 +438,7 @@ unsafe fn score<V: VectorLanes, S: Stored>(run: &RunTask<'_>, scratch: &mut Scra
     let head_dim = run.queries.head_dim;
     for page in run.numbers.clone() {
         for kv_head in 0..run.queries.kv_heads {
-            // SAFETY: by this function's contract.
-            let (keys, mut next) =
-                unsafe { run.block::<V, S>(KvPart::Keys, [page, kv_head], &mut scratch.rows) };
+            let (keys, mut next) = run.block::<S>(KvPart::Keys, [page, kv_head], &mut scratch.unpacked);
             for (query, size) in tiles::<V>(run.queries, kv_head, MOST_SCORED) {
                 // The first query sees furthest back, the last one furthest forward.
                 let seen = scratch.seen[query].start..scratch.seen[query + size - 1].end;
@@ -561,9 +554,7 @@ unsafe fn mix<V: VectorLanes, S: Stored>(run: &RunTask<'_>, scratch: &mut Scratc
     scratch.mixed.fill(0.0);
     for page in run.numbers.clone() {
         for kv_head in 0..run.queries.kv_heads {
-            // SAFETY: by this function's contract.
-            let (values, mut next) =
-                unsafe { run.block::<V, S>(KvPart::Values, [page, kv_head], &mut scratch.rows) };
+            let (values, mut next) = run.block::<S>(KvPart::Values, [page, kv_head], &mut scratch.unpacked);
             for (query, size) in tiles::<V>(run.queries, kv_head, most_mixed::<S>()) {
                 let (first, last) = (scratch.seen[query].clone(), scratch.seen[query + size - 1].clone());
                 let common = last.start..first.end.max(last.start);

@@ -5,103 +5,153 @@
 //! changes no score, and mixed values are rotated back, because the matrix is its own inverse. What the types cost in accuracy is
 //! in docs/numbers.md.
 //!
-//! A head's block of a page has the codes of all elements, in the order of the other types, and then for each block of 32 values
-//! of a row a number for each token in f16, `[block][PAGE_TOKENS]`: the scales, and in q5_1 as many least values.
+//! A head's block of a page has the codes of all elements, in the order of the other types, then for each block of 32 values
+//! of a row a scale for each token in f16, `[block][PAGE_TOKENS]`, and in q5_1 as many zero points, signed bytes. Unpacked, with
+//! the zero points added, it is a block of [`super::KvType::Q8_0`].
 //!
 //! ```text
 //! value = (code - 32) * scale            q6_0, codes of 6 bits
-//! value = code * scale + least           q5_1, codes of 5 bits
-//! 32 codes: 16 bytes of low bits, code j < 16 in the low half of byte j, code 16 + j in its high half;
-//!           8 bytes (q6_0) with the two high bits of code j at bit 2 * (j / 8) of byte j % 8,
-//!           4 bytes (q5_1) with the high bit of code j at bit j / 4 of byte j % 4
+//! value = (code + zero) * scale          q5_1, codes of 5 bits
+//! N codes: N / 2 bytes of low bits, code j < N / 2 in the low half of byte j, code N / 2 + j in its high half; then
+//!          N / 4 bytes (q6_0) with the two high bits of code q * N / 4 + j at bit 2 * q of byte j,
+//!          N / 8 bytes (q5_1) with the high bit of code q * N / 8 + j at bit q of byte j
 //! ```
 //!
-//! A block that no f16 can scale has the scale NaN or infinity and no value is a number, so that a broken model is noticed.
-
-use std::ops::Range;
+//! A block that no f16 can scale has the scale NaN, so that a broken model is noticed.
 
 use half::f16;
 
-use super::lanes::VectorLanes;
 use super::page::{BLOCK, KvPart, PAGE_TOKENS};
-use crate::wide::LANES;
 
 /// Most values that are rotated together.
 const MOST_ROTATED: usize = 256;
 
-/// Codes that are stored together.
-const GROUP: usize = 32;
-/// Bytes of their low bits.
-const LOW_BYTES: usize = GROUP / 2;
+/// Memory of unpacked codes, kept between calls.
+pub type Unpacked = Vec<i8>;
 
 /// The bits of a type.
 #[derive(Clone, Copy)]
 pub struct PackedForm {
     /// Bits of a code above the low four.
     high_bits: usize,
-    /// True if the least value is stored; else code 32 is zero.
-    has_least: bool,
+    /// True if zero points are stored; else they are -32.
+    has_zeros: bool,
 }
 
 impl PackedForm {
-    pub const SIX: PackedForm = PackedForm { high_bits: 2, has_least: false };
-    pub const FIVE: PackedForm = PackedForm { high_bits: 1, has_least: true };
-
-    /// Bytes of 32 codes.
-    const fn group_bytes(self) -> usize {
-        LOW_BYTES + GROUP / 8 * self.high_bits
-    }
+    pub const SIX: PackedForm = PackedForm { high_bits: 2, has_zeros: false };
+    pub const FIVE: PackedForm = PackedForm { high_bits: 1, has_zeros: true };
 
     /// Bytes of the codes of a head's block of a page.
     pub const fn code_bytes(self, head_dim: usize) -> usize {
-        PAGE_TOKENS * head_dim / GROUP * self.group_bytes()
-    }
-
-    /// Arrays of numbers behind the codes.
-    pub const fn num_arrays(self) -> usize {
-        if self.has_least { 2 } else { 1 }
+        PAGE_TOKENS * head_dim / 8 * (4 + self.high_bits)
     }
 
     /// Bytes of a token's share of a head's block, rounded up where its codes are no whole bytes.
     pub const fn row_bytes(self, head_dim: usize) -> usize {
-        self.code_bytes(head_dim).div_ceil(PAGE_TOKENS) + 2 * self.num_arrays() * head_dim.div_ceil(BLOCK)
+        let numbers = if self.has_zeros { 3 } else { 2 };
+        self.code_bytes(head_dim).div_ceil(PAGE_TOKENS) + numbers * head_dim.div_ceil(BLOCK)
     }
 
     const fn most(self) -> f32 {
         ((16 << self.high_bits) - 1) as f32
     }
 
-    /// Returns the scale and the value of code 0 of a block of a token's row; `numbers` are those behind the codes.
+    /// Returns the places of one of `count` codes: byte and bit of its low and of its high bits.
     #[inline(always)]
-    fn scale_and_least(self, numbers: &[u16], num_blocks: usize, block: usize, token: usize) -> [f32; 2] {
-        let number = |at: usize| f16::from_bits(numbers[at * PAGE_TOKENS + token]).to_f32();
-        let scale = number(block);
-        [scale, if self.has_least { number(num_blocks + block) } else { -32.0 * scale }]
+    fn place(self, count: usize, index: usize) -> [(usize, usize); 2] {
+        let (half, part) = (count / 2, count / 8 * self.high_bits);
+        [(index % half, index / half * 4), (half + index % part, index / part * self.high_bits)]
     }
 
-    /// Returns the places of a code: byte and bit of its low and of its high bits.
-    #[inline(always)]
-    fn place(self, index: usize) -> [(usize, usize); 2] {
-        let (first, code) = (index / GROUP * self.group_bytes(), index % GROUP);
-        let bytes = GROUP / 8 * self.high_bits;
-        [
-            (first + code % LOW_BYTES, code / LOW_BYTES * 4),
-            (first + LOW_BYTES + code % bytes, code / bytes * self.high_bits),
-        ]
-    }
-
+    /// Returns a code of a block's.
     #[inline(always)]
     pub fn code(self, codes: &[u8], index: usize) -> u8 {
-        let [low, high] = self.place(index);
-        codes[low.0] >> low.1 & 15 | (codes[high.0] >> high.1 & ((1 << self.high_bits) - 1)) << 4
+        let [low, high] = self.place(self.count(codes), index);
+        codes[low.0] >> low.1 & 15 | (codes[high.0] >> high.1 & self.high_mask()) << 4
     }
 
     #[inline(always)]
     pub fn set_code(self, codes: &mut [u8], index: usize, code: u8) {
-        let [low, high] = self.place(index);
-        let high_mask = (1 << self.high_bits) - 1;
+        let [low, high] = self.place(self.count(codes), index);
         codes[low.0] = codes[low.0] & !(15 << low.1) | (code & 15) << low.1;
-        codes[high.0] = codes[high.0] & !(high_mask << high.1) | (code >> 4) << high.1;
+        codes[high.0] = codes[high.0] & !(self.high_mask() << high.1) | (code >> 4) << high.1;
+    }
+
+    /// Returns the number of codes in all of a block's bytes of codes.
+    fn count(self, codes: &[u8]) -> usize {
+        codes.len() / (4 + self.high_bits) * 8
+    }
+
+    const fn high_mask(self) -> u8 {
+        (1 << self.high_bits) - 1
+    }
+
+    /// Unpacks a head's block of a page to the codes and scales of [`super::KvType::Q8_0`], still rotated.
+    #[inline(always)]
+    pub fn unpack<'a>(
+        self,
+        part: KvPart,
+        block: &'a [u8],
+        dim: usize,
+        unpacked: &'a mut Unpacked,
+    ) -> (&'a [i8], &'a [f16]) {
+        let (packed, numbers) = block.split_at(self.code_bytes(dim));
+        let (scales, zeros) = numbers.split_at(size_of::<f16>() * PAGE_TOKENS * dim.div_ceil(BLOCK));
+        let (low, high) = packed.split_at(PAGE_TOKENS * dim / 2);
+        unpacked.resize(PAGE_TOKENS * dim, 0);
+        macro_rules! join_parts {
+            ($bits:literal, $zero:literal: $($part:literal)*) => {
+                $(join::<$bits, $part>(low, high, $zero, unpacked);)*
+            };
+        }
+        if self.has_zeros {
+            join_parts!(1, 0: 0 1 2 3 4 5 6 7);
+            add_zeros(part, bytemuck::cast_slice(zeros), dim, unpacked);
+        } else {
+            join_parts!(2, -32: 0 1 2 3);
+        }
+        (unpacked, bytemuck::cast_slice(scales))
+    }
+}
+
+/// Joins low and high bits of the codes whose `BITS` high ones are the ones numbered `PART` of their bytes, and adds `zero`. The
+/// shifts are constants, so that compilers make vectors of the loop.
+#[inline(always)]
+fn join<const BITS: usize, const PART: usize>(low: &[u8], high: &[u8], zero: i8, out: &mut [i8]) {
+    let (len, per_half) = (high.len(), 4 / BITS);
+    let low = &low[PART % per_half * len..][..len];
+    for ((out, low), high) in out[PART * len..][..len].iter_mut().zip(low).zip(high) {
+        let low = low >> (PART / per_half * 4) & 15;
+        *out = (low | (high >> (BITS * PART) & ((1 << BITS) - 1)) << 4).wrapping_add_signed(zero) as i8;
+    }
+}
+
+/// Adds each token's zero points, `[block][PAGE_TOKENS]`.
+#[inline(always)]
+fn add_zeros(part: KvPart, zeros: &[i8], dim: usize, codes: &mut [i8]) {
+    match part {
+        KvPart::Keys => {
+            let blocks = codes.chunks_mut(BLOCK * PAGE_TOKENS).zip(zeros.as_chunks::<PAGE_TOKENS>().0);
+            for (codes, zeros) in blocks {
+                for codes in codes.as_chunks_mut::<PAGE_TOKENS>().0 {
+                    codes.iter_mut().zip(zeros).for_each(|(code, zero)| *code = code.wrapping_add(*zero));
+                }
+            }
+        }
+        KvPart::Values => {
+            for (token, codes) in codes.chunks_exact_mut(dim).enumerate() {
+                let (whole, rest) = codes.as_chunks_mut::<BLOCK>();
+                for (block, codes) in whole.iter_mut().enumerate() {
+                    let zero = zeros[block * PAGE_TOKENS + token];
+                    codes.iter_mut().for_each(|code| *code = code.wrapping_add(zero));
+                }
+                if !rest.is_empty() {
+                    let zero = zeros[dim / BLOCK * PAGE_TOKENS + token];
+                    rest.iter_mut().for_each(|code| *code = code.wrapping_add(zero));
+                }
+            }
+        }
     }
 }
 
@@ -145,8 +195,10 @@ fn pass(values: &mut [f32], distance: usize) {
 pub fn write(form: PackedForm, part: KvPart, block: &mut [u8], token: usize, row: &[f32]) {
     let head_dim = row.len();
     let (codes, numbers) = block.split_at_mut(form.code_bytes(head_dim));
-    let numbers: &mut [u16] = bytemuck::cast_slice_mut(numbers);
-    let (num_blocks, rotated_together) = (head_dim.div_ceil(BLOCK), part_len(head_dim));
+    let (scales, zeros) = numbers.split_at_mut(size_of::<f16>() * PAGE_TOKENS * head_dim.div_ceil(BLOCK));
+    let (scales, zeros): (&mut [f16], &mut [i8]) =
+        (bytemuck::cast_slice_mut(scales), bytemuck::cast_slice_mut(zeros));
+    let rotated_together = part_len(head_dim);
     let mut rotated = [0.0; MOST_ROTATED];
     let mut dim = 0;
     for row in row.chunks(rotated_together.max(BLOCK)) {
@@ -154,14 +206,16 @@ pub fn write(form: PackedForm, part: KvPart, block: &mut [u8], token: usize, row
         rotated.copy_from_slice(row);
         rotate(rotated, rotated_together);
         for values in rotated.chunks(BLOCK) {
-            let [scale, least] = scale_and_least_of(form, values);
-            numbers[dim / BLOCK * PAGE_TOKENS + token] = scale.to_bits();
-            if form.has_least {
-                numbers[(num_blocks + dim / BLOCK) * PAGE_TOKENS + token] = least.to_bits();
+            let (scale, zero) = scale_and_zero(form, values);
+            let at = dim / BLOCK * PAGE_TOKENS + token;
+            scales[at] = scale;
+            if form.has_zeros {
+                zeros[at] = zero;
             }
-            let [scale, least] = form.scale_and_least(numbers, num_blocks, dim / BLOCK, token);
+            let inverse = inverse_of(scale);
             for value in values {
-                let code = ((value - least) / scale).round_ties_even().clamp(0.0, form.most()) as u8;
+                let code = (value * inverse).round_ties_even() - f32::from(zero);
+                let code = code.clamp(0.0, form.most()) as u8;
                 form.set_code(codes, part.index(head_dim, token, dim), code);
                 dim += 1;
             }
@@ -169,158 +223,29 @@ pub fn write(form: PackedForm, part: KvPart, block: &mut [u8], token: usize, row
     }
 }
 
-/// Returns the numbers of a block of up to 32 values; the second one is used if it is stored. A NaN stays.
-fn scale_and_least_of(form: PackedForm, values: &[f32]) -> [f16; 2] {
+fn inverse_of(scale: f16) -> f32 {
+    if scale == f16::ZERO { 0.0 } else { 1.0 / scale.to_f32() }
+}
+
+/// Returns the scale and the zero point of a block of up to 32 values.
+fn scale_and_zero(form: PackedForm, values: &[f32]) -> (f16, i8) {
     let extreme = |is_beyond: fn(f32, f32) -> bool| {
         let further = |a: f32, b: f32| if is_beyond(b, a) || b.is_nan() { b } else { a };
         values.iter().copied().reduce(further).unwrap_or_default()
     };
-    if !form.has_least {
-        return [f16::from_f32(extreme(|b, a| b.abs() > a.abs()) / -32.0), f16::ZERO];
+    let finite =
+        |scale: f32| Some(f16::from_f32(scale)).filter(|scale| scale.is_finite()).unwrap_or(f16::NAN);
+    if !form.has_zeros {
+        return (finite(extreme(|b, a| b.abs() > a.abs()) / -32.0), -32);
     }
-    let least = f16::from_f32(extreme(|b, a| b < a));
-    [f16::from_f32((extreme(|b, a| b > a) - least.to_f32()) / form.most()), least]
-}
-
-/// Memory of [`read_page`], kept between calls.
-#[derive(Debug, Default)]
-pub struct PageRows {
-    codes: Vec<[u64; GROUP / 8]>,
-    pub values: Vec<f32>,
-}
-
-/// Reads a head's block of a page in the layout of f32, still rotated. Products are exact in f32, so that a fused addition would
-/// give the same bits.
-///
-/// # Safety
-/// The processor has `V`'s instruction set.
-#[inline(always)]
-pub unsafe fn read_page<V: VectorLanes>(
-    form: PackedForm,
-    part: KvPart,
-    block: &[u8],
-    dim: usize,
-    rows: &mut PageRows,
-) {
-    let (codes, numbers) = block.split_at(form.code_bytes(dim));
-    let num_blocks = dim.div_ceil(BLOCK);
-    let arrays: &[[f16; PAGE_TOKENS]] = bytemuck::cast_slice::<_, f16>(numbers).as_chunks().0;
-    rows.codes.resize(dim, [0; GROUP / 8]);
-    rows.values.resize(PAGE_TOKENS * dim, 0.0);
-    match form.high_bits {
-        2 => unpack::<6>(codes, &mut rows.codes, |[low, high], eight| {
-            (u64::from(low) | u64::from(high) << 32) >> (2 * eight) & 0x0303_0303_0303_0303
-        }),
-        _ => unpack::<5>(codes, &mut rows.codes, |[bits, _], eight| {
-            let [low, high] = [0, 1].map(|at| u64::from(bits >> (2 * eight + at) & 0x0101_0101));
-            low | high << 32
-        }),
-    }
-    let codes: &[u8] = bytemuck::cast_slice(&rows.codes);
-    for block in 0..num_blocks {
-        // SAFETY: by this function's contract.
-        let wide = |numbers| unsafe { widened::<V>(numbers) };
-        let scales = &wide(&arrays[block]);
-        let leasts = &match form.has_least {
-            true => wide(&arrays[num_blocks + block]),
-            false => scales.map(|scale| -32.0 * scale),
-        };
-        let dims = block * BLOCK..dim.min((block + 1) * BLOCK);
-        // SAFETY: by this function's contract.
-        unsafe {
-            match part {
-                KvPart::Keys => widen_keys::<V>(codes, [scales, leasts], dims, &mut rows.values),
-                KvPart::Values => widen_values::<V>(codes, [scales, leasts], dims, dim, &mut rows.values),
-            }
-        }
-    }
-}
-
-/// Computes the values of some dimensions' codes from scale and least value of each token.
-///
-/// # Safety
-/// The processor has `V`'s instruction set.
-#[inline(always)]
-unsafe fn widen_keys<V: VectorLanes>(
-    codes: &[u8],
-    [scales, leasts]: [&[f32; PAGE_TOKENS]; 2],
-    dims: Range<usize>,
-    values: &mut [f32],
-) {
-    for at in dims.map(|dim| dim * PAGE_TOKENS) {
-        let (codes, values) = (&codes[at..][..PAGE_TOKENS], &mut values[at..][..PAGE_TOKENS]);
-        for lane in (0..PAGE_TOKENS).step_by(LANES) {
-            // SAFETY: by this function's contract; 16 numbers each.
-            unsafe {
-                let [scale, least] = [scales, leasts].map(|facts| V::load_f32(facts[lane..].as_ptr()));
-                let codes = V::load_i8(codes[lane..].as_ptr().cast());
-                least.fma(codes, scale).store(values[lane..].as_mut_ptr());
-            }
-        }
-    }
-}
-
-/// Computes them in rows of `dim` values.
-///
-/// # Safety
-/// As [`widen_keys`].
-#[inline(always)]
-unsafe fn widen_values<V: VectorLanes>(
-    codes: &[u8],
-    [scales, leasts]: [&[f32; PAGE_TOKENS]; 2],
-    dims: Range<usize>,
-    dim: usize,
-    values: &mut [f32],
-) {
-    for token in 0..PAGE_TOKENS {
-        let range = token * dim + dims.start..token * dim + dims.end;
-        let (codes, codes_left) = codes[range.clone()].as_chunks::<LANES>();
-        let (values, values_left) = values[range].as_chunks_mut::<LANES>();
-        for (values, codes) in values.iter_mut().zip(codes) {
-            // SAFETY: by this function's contract; 16 numbers each.
-            unsafe {
-                let (codes, least) = (V::load_i8(codes.as_ptr().cast()), V::splat(leasts[token]));
-                least.fma(codes, V::splat(scales[token])).store(values.as_mut_ptr());
-            }
-        }
-        for (value, code) in values_left.iter_mut().zip(codes_left) {
-            *value = f32::from(*code) * scales[token] + leasts[token];
-        }
-    }
-}
-
-/// Unpacks groups of codes of `WORDS` 4-byte words, 8 codes to a number; `high` returns the high bits of eight of them, each at the bottom
-/// of its byte, from the words behind the low bits.
-#[inline(always)]
-fn unpack<const WORDS: usize>(
-    codes: &[u8],
-    out: &mut [[u64; GROUP / 8]],
-    high: impl Fn([u32; 2], usize) -> u64,
-) {
-    let words: &[[u8; 4]] = codes.as_chunks().0;
-    for (group, out) in words.as_chunks::<WORDS>().0.iter().zip(out) {
-        let group = group.map(u32::from_le_bytes);
-        let low = [0, 2].map(|at| u64::from(group[at]) | u64::from(group[at + 1]) << 32);
-        let high_words = [group[4], group[WORDS - 1]];
-        for (eight, out) in out.iter_mut().enumerate() {
-            let low = low[eight % 2] >> (4 * (eight / 2)) & 0x0f0f_0f0f_0f0f_0f0f;
-            *out = low | high(high_words, eight) << 4;
-        }
-    }
-}
-
-/// Widens the numbers of a page's tokens.
-///
-/// # Safety
-/// The processor has `V`'s instruction set.
-#[inline(always)]
-unsafe fn widened<V: VectorLanes>(numbers: &[f16; PAGE_TOKENS]) -> [f32; PAGE_TOKENS] {
-    let mut wide = [0.0; PAGE_TOKENS];
-    for lane in (0..PAGE_TOKENS).step_by(LANES) {
-        // SAFETY: by this function's contract; 16 numbers on both sides.
-        unsafe { V::load_f16(numbers[lane..].as_ptr()).store(wide[lane..].as_mut_ptr()) };
-    }
-    wide
+    let [least, most] = [extreme(|b, a| b < a), extreme(|b, a| b > a)];
+    let range = most - least;
+    // Values far from zero get a coarser scale, so that code and zero point together are within a byte.
+    let scale =
+        if range.is_finite() { (range / form.most()).max(least / -128.0).max(most / 127.0) } else { range };
+    let scale = finite(scale);
+    let zero = (least * inverse_of(scale)).round_ties_even();
+    (scale, zero.clamp(-128.0, 127.0 - form.most()) as i8)
 }
 
 #[cfg(test)]
@@ -344,15 +269,24 @@ mod tests {
         let six = written(PackedForm::SIX, KvPart::Values, &row, 0);
         // 33 values of 6 bits are 24.75 bytes, of 5 bits 20.625.
         assert_eq!(six.len(), PAGE_TOKENS * (25 + 2 * 2));
-        // Codes 1 and 17 are 2 and 34: low bits 2 and 2; the high bits of codes 0, 8, 16 and 24 are 0, 1, 2 and 3.
-        assert_eq!((six[1], six[16]), (0x22, 0b11_10_01_00));
-        assert_eq!(f16::from_le_bytes([six[33 * 24], six[33 * 24 + 1]]), f16::ONE);
+        // Of 32 * 33 codes, those at 1 and 17 are 2 and 34: low bits 2 and 2, high bits 0 and 2.
+        assert_eq!((six[1] & 15, six[17] & 15), (2, 2));
+        assert_eq!((six[16 * 33 + 1] & 3, six[16 * 33 + 17] & 3), (0, 2));
+        let number = |row: &[u8], at: usize| f16::from_le_bytes([row[at], row[at + 1]]).to_f32();
+        assert_eq!(number(&six, 33 * 24), 1.0);
         let five = written(PackedForm::FIVE, KvPart::Values, &row, 0);
-        assert_eq!(five.len(), PAGE_TOKENS * (21 + 2 * 4));
-        assert_eq!((five[1], five[16]), (0x11, 0b1111_0000));
-        let number =
-            |at: usize| f16::from_le_bytes([five[33 * 20 + 2 * at], five[33 * 20 + 2 * at + 1]]).to_f32();
-        assert_eq!([number(0), number(2 * PAGE_TOKENS), number(3 * PAGE_TOKENS)], [2.0, -32.0, 7.0]);
+        assert_eq!(five.len(), PAGE_TOKENS * (21 + 3 * 2));
+        assert_eq!((five[1] & 15, five[17] & 15), (1, 1));
+        assert_eq!((five[16 * 33 + 1] & 1, five[16 * 33 + 17] & 1), (0, 1));
+        // The last token's codes 0 and 31 are at 1023 and 1054: in the second half and in the last eighth.
+        let last = written(PackedForm::FIVE, KvPart::Values, &row, 31);
+        assert_eq!((last[1023 - 528] >> 4, last[528 + 1023 - 7 * 132] >> 7), (0, 0));
+        assert_eq!((last[1054 - 528] >> 4, last[528 + 1054 - 7 * 132] >> 7), (15, 1));
+        let (scales, zeros) = (33 * 20, 33 * 20 + 2 * 2 * PAGE_TOKENS);
+        assert_eq!((number(&five, scales), five[zeros] as i8), (2.0, -16));
+        // A value alone is far from zero: code 31 and zero point 96 are 127 of its scale.
+        let alone = (number(&five, scales + 2 * PAGE_TOKENS), five[zeros + PAGE_TOKENS] as i8);
+        assert_eq!(alone, (f16::from_f32(7.0 / 127.0).to_f32(), 96));
     }
 
     #[test]
@@ -361,18 +295,27 @@ mod tests {
             for (part, dim) in
                 [KvPart::Keys, KvPart::Values].into_iter().flat_map(|part| [8, 33, 64].map(|dim| (part, dim)))
             {
-                let row: Vec<f32> = (0..dim).map(|i| (i as f32 * 1.7).sin()).collect();
-                let mut rotated = row.clone();
-                rotate(&mut rotated, part_len(dim));
-                let (block, mut rows) = (written(form, part, &row, 5), PageRows::default());
-                // SAFETY: every processor has plain arrays.
-                unsafe { read_page::<[f32; LANES]>(form, part, &block, dim, &mut rows) };
-                for (at, value) in rotated.iter().enumerate() {
-                    let read = rows.values[part.index(dim, 5, at)];
-                    assert!(
-                        (read - value).abs() < 0.6 * 2.0 * 3.0 / form.most(),
-                        "{dim} {at}: {read}, not {value}"
-                    );
+                for shift in [0.0, 3.0, -90.0] {
+                    let row: Vec<f32> = (0..dim).map(|i| (i as f32 * 1.7).sin() + shift).collect();
+                    let mut rotated = row.clone();
+                    rotate(&mut rotated, part_len(dim));
+                    let (block, mut unpacked) = (written(form, part, &row, 5), Unpacked::new());
+                    let (codes, scales) = form.unpack(part, &block, dim, &mut unpacked);
+                    for (index, values) in rotated.chunks(BLOCK).enumerate() {
+                        let scale = scales[index * PAGE_TOKENS + 5].to_f32();
+                        let largest = values.iter().fold(0f32, |largest, value| largest.max(value.abs()));
+                        let range = values
+                            .iter()
+                            .fold(0f32, |range, a| values.iter().fold(range, |r, b| r.max(a - b)));
+                        let step =
+                            if form.has_zeros { (range / 31.0).max(largest / 127.0) } else { largest / 32.0 };
+                        assert!(scale.abs() < 1.01 * step, "{scale} of {step}");
+                        for (at, value) in values.iter().enumerate() {
+                            let code = codes[part.index(dim, 5, index * BLOCK + at)];
+                            let difference = (f32::from(code) * scale - value).abs();
+                            assert!(difference < 1.1 * step, "{dim} {at}: {difference}, steps of {step}");
+                        }
+                    }
                 }
             }
         }

@@ -3,15 +3,15 @@
 //! Keys are `[head_dim][PAGE_TOKENS]`, so that a register holds one coordinate of many tokens and a score
 //! needs no sum across lanes; values are `[PAGE_TOKENS][head_dim]`, and so are keys that hold the values. In
 //! [`KvType::Q8_0`] both are signed bytes, followed by the scales in f16, `[block][PAGE_TOKENS]`: a token's
-//! row is cut into blocks of [`BLOCK`] values, the last of which may be shorter. Rows of five and six bits are [`packed`].
+//! row is cut into blocks of [`BLOCK`] values, the last of which may be shorter. Rows of five and six bits are [`packed`], and
+//! unpacked to that.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use super::lanes::VectorLanes;
-use super::packed::{self, PackedForm};
+use super::packed::{self, PackedForm, Unpacked};
 use super::page::{BLOCK, KvPart, PAGE_TOKENS};
-use crate::wide::LANES;
 
 /// Storage type of KV rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -23,7 +23,7 @@ pub enum KvType {
     Q8_0,
     /// Six bits for a value and an f16 scale for each 32, of rotated rows.
     Q6_0,
-    /// Five bits for a value, an f16 scale and an f16 least value for each 32, of rotated rows.
+    /// Five bits for a value, an f16 scale and a zero point of a byte for each 32, of rotated rows.
     Q5_1,
 }
 
@@ -134,6 +134,9 @@ impl KvValues {
 /// Writes one token's row into a head's block of a page, `PAGE_TOKENS * row_bytes` bytes.
 pub fn write_row(kv_type: KvType, part: KvPart, block: &mut [u8], token: usize, row: &[f32]) {
     assert_eq!(block.len(), PAGE_TOKENS * kv_type.row_bytes(row.len()), "the block of a head");
+    if let Some(form) = kv_type.packed() {
+        return packed::write(form, part, block, token, row);
+    }
     let at = |dim: usize| part.index(row.len(), token, dim);
     match kv_type {
         KvType::F32 => {
@@ -151,7 +154,7 @@ pub fn write_row(kv_type: KvType, part: KvPart, block: &mut [u8], token: usize, 
                 }
             }
         }
-        KvType::Q8_0 => {
+        _ => {
             let (codes, scales) = block.split_at_mut(PAGE_TOKENS * row.len());
             let (codes, scales): (&mut [i8], &mut [u16]) =
                 (bytemuck::cast_slice_mut(codes), bytemuck::cast_slice_mut(scales));
@@ -163,8 +166,6 @@ pub fn write_row(kv_type: KvType, part: KvPart, block: &mut [u8], token: usize, 
                 }
             }
         }
-        KvType::Q6_0 => packed::write(PackedForm::SIX, part, block, token, row),
-        KvType::Q5_1 => packed::write(PackedForm::FIVE, part, block, token, row),
     }
 }
 
@@ -192,27 +193,25 @@ fn quantize(row: &[f32]) -> (f16, [i8; BLOCK]) {
 pub fn read_row(kv_type: KvType, part: KvPart, block: &[u8], token: usize, row: &mut [f32]) {
     let head_dim = row.len();
     assert_eq!(block.len(), PAGE_TOKENS * kv_type.row_bytes(head_dim), "the block of a head");
-    if let Some(form) = kv_type.packed() {
-        let mut rows = packed::PageRows::default();
-        // SAFETY: every processor has plain arrays.
-        unsafe { packed::read_page::<[f32; LANES]>(form, part, block, head_dim, &mut rows) };
-        row.iter_mut()
-            .enumerate()
-            .for_each(|(dim, value)| *value = rows.values[part.index(head_dim, token, dim)]);
-        return packed::rotate(row, packed::part_len(head_dim));
-    }
-    let half = |bits: u16| f16::from_bits(bits).to_f32();
+    let mut unpacked = Unpacked::new();
+    let (codes, scales) = match kv_type.packed() {
+        Some(form) => form.unpack(part, block, head_dim, &mut unpacked),
+        None if kv_type == KvType::Q8_0 => {
+            let (codes, scales) = block.split_at(PAGE_TOKENS * head_dim);
+            (bytemuck::cast_slice(codes), bytemuck::cast_slice(scales))
+        }
+        None => Default::default(),
+    };
     for (dim, value) in row.iter_mut().enumerate() {
         let at = part.index(head_dim, token, dim);
         *value = match kv_type {
             KvType::F32 => bytemuck::cast_slice::<_, f32>(block)[at],
-            KvType::F16 => half(bytemuck::cast_slice(block)[at]),
-            _ => {
-                let (codes, scales) = block.split_at(PAGE_TOKENS * head_dim);
-                let scale = half(bytemuck::cast_slice(scales)[dim / BLOCK * PAGE_TOKENS + token]);
-                f32::from(bytemuck::cast_slice::<_, i8>(codes)[at]) * scale
-            }
+            KvType::F16 => bytemuck::cast_slice::<_, f16>(block)[at].to_f32(),
+            _ => f32::from(codes[at]) * scales[dim / BLOCK * PAGE_TOKENS + token].to_f32(),
         };
+    }
+    if kv_type.packed().is_some() {
+        packed::rotate(row, packed::part_len(head_dim));
     }
 }
 
@@ -238,23 +237,32 @@ pub fn copy_rows(
     let mut copy = |at: &dyn Fn(usize) -> usize, len: usize| {
         to.0[at(to.1)..][..len].copy_from_slice(&from.0[at(from.1)..][..len]);
     };
-    let number = size_of::<f16>();
-    let mut copy_numbers = |code_bytes: usize, num_arrays: usize| {
-        for block in 0..num_arrays * head_dim.div_ceil(BLOCK) {
-            let first = code_bytes + PAGE_TOKENS * number * block;
+    // Numbers of blocks, `[block][PAGE_TOKENS]`; returns the place behind them.
+    let mut copy_numbers = |start: usize, number: usize| {
+        let end = start + PAGE_TOKENS * number * head_dim.div_ceil(BLOCK);
+        for first in (start..end).step_by(PAGE_TOKENS * number) {
             copy(&|token| first + number * token, number * count);
         }
+        end
     };
     if let Some(form) = kv_type.packed() {
-        copy_numbers(form.code_bytes(head_dim), form.num_arrays());
+        let zeros = copy_numbers(form.code_bytes(head_dim), size_of::<f16>());
+        if zeros < len {
+            copy_numbers(zeros, size_of::<i8>());
+        }
         for (dim, token) in (0..head_dim).flat_map(|dim| (0..count).map(move |token| (dim, token))) {
-            let code = form.code(from.0, part.index(head_dim, from.1 + token, dim));
-            form.set_code(to.0, part.index(head_dim, to.1 + token, dim), code);
+            let code =
+                form.code(&from.0[..form.code_bytes(head_dim)], part.index(head_dim, from.1 + token, dim));
+            form.set_code(
+                &mut to.0[..form.code_bytes(head_dim)],
+                part.index(head_dim, to.1 + token, dim),
+                code,
+            );
         }
         return;
     }
     if kv_type == KvType::Q8_0 {
-        copy_numbers(PAGE_TOKENS * head_dim, 1);
+        copy_numbers(PAGE_TOKENS * head_dim, size_of::<f16>());
     }
     match part {
         KvPart::Values => copy(&|token| token * head_dim * element, count * head_dim * element),

@@ -7,7 +7,8 @@
 use half::f16;
 
 use super::lanes::VectorLanes;
-use super::page::{BLOCK, PAGE_TOKENS};
+use super::packed::{PackedForm, Unpacked};
+use super::page::{BLOCK, KvPart, PAGE_TOKENS};
 use super::stored::Stored;
 use crate::dot::sum_lanes;
 use crate::wide::LANES;
@@ -31,6 +32,19 @@ impl<E> KvBlock<E> {
         assert!((bytes.as_ptr() as usize).is_multiple_of(align_of::<E>()), "aligned elements");
         assert!(!S::SCALED || elements.is_multiple_of(2), "aligned scales");
         KvBlock { elements: bytes.as_ptr().cast(), scales: bytes[elements..].as_ptr().cast() }
+    }
+
+    /// Unpacks packed rows. `E` is `i8`. Panics if there are too few bytes.
+    #[inline(always)]
+    pub fn unpacked(
+        form: PackedForm,
+        part: KvPart,
+        bytes: &[u8],
+        dim: usize,
+        unpacked: &mut Unpacked,
+    ) -> Self {
+        let (codes, scales) = form.unpack(part, bytes, dim, unpacked);
+        KvBlock { elements: codes.as_ptr().cast(), scales: scales.as_ptr() }
     }
 }
 

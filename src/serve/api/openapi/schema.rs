@@ -107,6 +107,7 @@ fn field_schema(field: &FieldNode, facts: &Map<String, Value>) -> Value {
         FieldType::Object => json!({"type": "object"}),
         FieldType::Number => json!({"type": "number"}),
         FieldType::Count => json!({"type": "integer", "minimum": 0}),
+        FieldType::Whole => json!({"type": "integer"}),
         FieldType::CountOrOff => json!({"type": "integer", "minimum": -1}),
         FieldType::Only(values) => {
             json!({"enum": values, "description": "Another server's setting: only values that ask for nothing."})

@@ -7,7 +7,7 @@ use super::kv::CpuKv;
 use super::{Cpu, CpuBuffer};
 use crate::backend::{IndexerSpec, PAGE_TOKENS, RowSpan, SelectedKeys};
 use llmctl_kernel::Isa;
-use llmctl_kernel::attention::{IndexQuery, RUN_TOKENS, index_page};
+use llmctl_kernel::attention::{IndexQuery, RUN_TOKENS, Unpacked, index_page};
 
 /// Scores that are held at once, but at least those of one row.
 pub const HELD_SCORES: usize = 1 << 20;
@@ -50,12 +50,13 @@ impl IndexJob<'_> {
         let width = self.q.width() / self.num_choices;
         let q = &self.q.row(row)[head * width..][..width];
         let weights = self.weights.map(|weights| weights.row(row));
-        let query = IndexQuery { q, weights, kv_type: self.kv.kv_type() };
+        let (query, mut unpacked) = (IndexQuery::new(q, weights, self.kv.kv_type()), Unpacked::new());
         for (page, scores) in scores.chunks_exact_mut(PAGE_TOKENS).enumerate() {
             let position = run * RUN_TOKENS + page * PAGE_TOKENS;
             if position <= choice.position {
                 let (page, _) = self.spans[choice.span].slot(position);
-                index_page(isa, &query, self.kv.head_pages(self.store, 0..1, page).keys, scores);
+                let keys = self.kv.head_pages(self.store, 0..1, page).keys;
+                index_page(isa, &query, keys, &mut unpacked, scores);
             }
         }
     }
