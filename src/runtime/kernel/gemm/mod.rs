@@ -209,9 +209,6 @@ impl FetchAhead {
 #[derive(Clone, Copy)]
 struct GemmInput<'a> {
     rows: &'a Activations,
-    /// The first of the rows that are multiplied, and their number; on the path of many rows all.
-    first: usize,
-    count: usize,
     /// The same in tiles or pairs of rows, for kernels that use them.
     tiles: &'a Grouped<Tile>,
     /// The same in strips, for kernels that use them.
@@ -257,12 +254,12 @@ fn with_input(variant: Variant, x: &Activations, pool: &Pool, compute: impl FnOn
     TILES.with_borrow_mut(|tiles| {
         STRIPS.with_borrow_mut(|strips| {
             match variant {
-                Variant::Amx if !is_direct::<amx::Amx>(x.rows()) => tiles.fill(x, pool),
-                Variant::Avx2 if !is_direct::<avx2::Avx2<false>>(x.rows()) => strips.fill(x, pool),
-                Variant::Avx2Vnni if !is_direct::<avx2::Avx2<true>>(x.rows()) => strips.fill(x, pool),
+                Variant::Amx if !is_direct::<amx::Amx>(x) => tiles.fill(x, pool),
+                Variant::Avx2 if !is_direct::<avx2::Avx2<false>>(x) => strips.fill(x, pool),
+                Variant::Avx2Vnni if !is_direct::<avx2::Avx2<true>>(x) => strips.fill(x, pool),
                 _ => {}
             }
-            compute(GemmInput { rows: x, first: 0, count: x.rows(), tiles, strips });
+            compute(GemmInput { rows: x, tiles, strips });
         });
     });
 }
@@ -273,13 +270,13 @@ fn with_input(variant: Variant, x: &Activations, pool: &Pool, compute: impl FnOn
     TILES.with_borrow_mut(|tiles| {
         let tiled = match variant {
             #[cfg(target_arch = "aarch64")]
-            Variant::I8mm => !is_direct::<neon::i8mm::I8mm>(x.rows()),
+            Variant::I8mm => !is_direct::<neon::i8mm::I8mm>(x),
             _ => false,
         };
         if tiled {
             tiles.fill(x, pool);
         }
-        compute(GemmInput { rows: x, first: 0, count: x.rows(), tiles });
+        compute(GemmInput { rows: x, tiles });
     });
 }
 
@@ -412,51 +409,19 @@ fn matmul_by<'a>(
     pool: &Pool,
 ) {
     with_input(variant, x, pool, |x| {
-        let mut products = products.into_iter().map(|(w, out)| PackedProduct::new(w, x, out, pool)).fuse();
+        let product = |(w, out): (&'a Packed, &'a mut [f32])| {
+            assert_eq!(out.len(), x.rows.rows() * w.rows(), "an output for every pair of rows");
+            assert!(x.rows.blocks_per_row() * BLOCK >= w.cols(), "rows of one length");
+            PackedProduct { w, x, out: OutputMatrix::new(out, w.rows()), threads: pool.threads() }
+        };
+        let mut products = products.into_iter().map(product).fuse();
         loop {
             let together: [_; MAX_TOGETHER] = std::array::from_fn(|_| products.next());
             if together[0].is_none() {
                 return;
             }
-            with_kernels!(variant, K => compute::<K, MAX_TOGETHER>(&together, pool));
+            with_kernels!(variant, K => compute::<K>(&together, pool));
         }
-    });
-}
-
-/// A product of consecutive rows, few enough for [`is_few`]: weights, rows, and an output for every pair of them.
-pub type FewProduct<'a> = (&'a Packed, Range<usize>, &'a mut [f32]);
-
-/// Computes products of different rows of `x` in one parallel region.
-///
-/// Panics if the shapes disagree.
-pub fn matmul_few<const N: usize>(
-    isa: Isa,
-    x: &Activations,
-    products: [Option<FewProduct<'_>>; N],
-    pool: &Pool,
-) {
-    matmul_few_by(Variant::best(isa), x, products, pool);
-}
-
-/// `variant` comes from [`Variant::within`], so the processor has its instructions.
-fn matmul_few_by<const N: usize>(
-    variant: Variant,
-    x: &Activations,
-    products: [Option<FewProduct<'_>>; N],
-    pool: &Pool,
-) {
-    // Few rows have no other layout.
-    with_input(variant, &Activations::default(), pool, |input| {
-        let products = products.map(|product| {
-            let (w, rows, out) = product?;
-            assert!(rows.end <= x.rows(), "rows of the input");
-            let input = GemmInput { rows: x, first: rows.start, count: rows.len(), ..input };
-            Some(PackedProduct::new(w, input, out, pool))
-        });
-        with_kernels!(variant, K => {
-            assert!(products.iter().flatten().all(|product| is_direct::<K>(product.x.count)), "few rows");
-            compute::<K, N>(&products, pool);
-        });
     });
 }
 
@@ -470,7 +435,7 @@ struct PackedProduct<'a> {
 }
 
 /// Computes products in one region, with their tasks in one list.
-fn compute<K: Kernels, const N: usize>(products: &[Option<PackedProduct<'_>>; N], pool: &Pool) {
+fn compute<K: Kernels>(products: &[Option<PackedProduct<'_>>; MAX_TOGETHER], pool: &Pool) {
     let tasks = products.each_ref().map(|product| product.as_ref().map_or(0, PackedProduct::tasks::<K>));
     let work: usize = products.iter().flatten().map(PackedProduct::work).sum();
     let task = |product: usize, task: usize| {
@@ -479,21 +444,15 @@ fn compute<K: Kernels, const N: usize>(products: &[Option<PackedProduct<'_>>; N]
     pool.for_each_of(&tasks, work >= SERIAL_LIMIT, task);
 }
 
-impl<'a> PackedProduct<'a> {
-    fn new(w: &'a Packed, x: GemmInput<'a>, out: &mut [f32], pool: &Pool) -> Self {
-        assert_eq!(out.len(), x.count * w.rows(), "an output for every pair of rows");
-        assert!(x.rows.blocks_per_row() * BLOCK >= w.cols(), "rows of one length");
-        PackedProduct { w, x, out: OutputMatrix::new(out, w.rows()), threads: pool.threads() }
-    }
-
+impl PackedProduct<'_> {
     /// Returns the number of multiplications.
     fn work(&self) -> usize {
-        self.w.rows() * self.w.cols() * self.x.count
+        self.w.rows() * self.w.cols() * self.x.rows.rows()
     }
 
     /// Returns the panels per task.
     fn panels_per_task<K: Kernels>(&self) -> usize {
-        if is_direct::<K>(self.x.count) {
+        if is_direct::<K>(self.x.rows) {
             TASK_BYTES.div_ceil(self.w.panel_bytes())
         } else {
             let per_thread = self.w.panels() / K::WIDTH / self.threads;
@@ -526,8 +485,8 @@ pub fn is_few(isa: Isa, rows: usize) -> bool {
     with_kernels!(Variant::best(isa), K => rows <= K::max_direct())
 }
 
-fn is_direct<K: Kernels>(rows: usize) -> bool {
-    K::WIDTH == 0 || rows <= K::max_direct()
+fn is_direct<K: Kernels>(x: &Activations) -> bool {
+    K::WIDTH == 0 || x.rows() <= K::max_direct()
 }
 
 /// Multiplies all activation rows with some panels, into columns of `out` from `column` on.
@@ -538,9 +497,9 @@ fn compute_panels<K: Kernels, F: QuantFormat>(
     out: &OutputMatrix,
     column: usize,
 ) {
-    if is_direct::<K>(x.count) {
+    if is_direct::<K>(x.rows) {
         for (at, index) in panels.enumerate() {
-            direct::<K, F>(w, x, index, out, column + at * ROWS);
+            direct::<K, F>(w, x.rows, index, out, column + at * ROWS);
         }
         return;
     }
@@ -557,7 +516,7 @@ fn compute_panels<K: Kernels, F: QuantFormat>(
 /// Multiplies all activation rows with one packed panel, unpacked in registers.
 fn direct<K: Kernels, F: QuantFormat>(
     w: &Packed,
-    x: GemmInput<'_>,
+    x: &Activations,
     index: usize,
     out: &OutputMatrix,
     column: usize,
@@ -565,12 +524,12 @@ fn direct<K: Kernels, F: QuantFormat>(
     let panel = w.panel(index);
     let mut sums = [[0.0; ROWS]; MAX_DIRECT_ROWS];
     let kept = (w.rows() - index * ROWS).min(ROWS);
-    let calls = x.count.div_ceil(K::DIRECT_ROWS);
+    let calls = x.rows().div_ceil(K::DIRECT_ROWS);
     for call in 0..calls {
-        let (first, last) = (call * x.count / calls, (call + 1) * x.count / calls);
+        let (first, last) = (call * x.rows() / calls, (call + 1) * x.rows() / calls);
         let sums = &mut sums[..last - first];
         // SAFETY: `Variant::within` saw that the processor has the instruction set of `K`.
-        unsafe { K::direct::<F>(panel, x.rows, x.first + first, sums) };
+        unsafe { K::direct::<F>(panel, x, first, sums) };
         for (token, sums) in sums.iter().enumerate() {
             out.store(first + token, column, &sums[..kept]);
         }
@@ -588,7 +547,7 @@ fn by_panel<K: Kernels, F: QuantFormat>(
     column: usize,
 ) {
     let blocks = w.panel_bytes() / F::UNIT_BYTES * F::TILES;
-    let rows = x.count;
+    let rows = x.rows.rows();
     let calls = rows.div_ceil(K::PANEL_ROWS);
     for start in (0..blocks).step_by(K::PANEL_BLOCKS) {
         let end = blocks.min(start + K::PANEL_BLOCKS);

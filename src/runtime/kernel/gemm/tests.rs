@@ -235,36 +235,6 @@ fn weights_of_any_formats_give_together_what_each_gives_alone() {
 }
 
 #[test]
-fn products_of_different_rows_give_together_what_each_gives_alone() {
-    let pools = [1, 2].map(|threads| Pool::new(threads).unwrap());
-    let mut random = GemmRandom(47);
-    let rows = [0..1, 1..4, 4..4, 4..16];
-    let cases = [Dtype::Q4K, Dtype::Q6K, Dtype::Q8_0, Dtype::Q4_0]
-        .map(|dtype| GemmCase::new(dtype, [1 + random.below(600), 256], 16, &mut random));
-    let x_of = |rows: Range<usize>, pool: &Pool| {
-        let mut x = Activations::default();
-        x.quantize(Isa::Scalar, &cases[0].x[rows.start * 256..rows.end * 256], 256, pool);
-        x
-    };
-    let weights = cases.each_ref().map(|case| case.packed(&pools[0]));
-    for (variant, pool) in
-        Variant::within(isa::isa()).flat_map(|variant| pools.iter().map(move |p| (variant, p)))
-    {
-        let mut together: [Vec<f32>; 4] =
-            std::array::from_fn(|at| vec![f32::NAN; rows[at].len() * cases[at].shape[0]]);
-        let mut outputs = together.iter_mut();
-        let products: [Option<FewProduct<'_>>; 5] =
-            std::array::from_fn(|at| Some((weights.get(at)?, rows[at].clone(), &mut outputs.next()?[..])));
-        matmul_few_by(variant, &x_of(0..16, pool), products, pool);
-        for (at, together) in together.iter().enumerate().filter(|(at, _)| !rows[*at].is_empty()) {
-            let mut alone = vec![f32::NAN; together.len()];
-            matmul_by(Variant::Scalar, &x_of(rows[at].clone(), pool), [(&weights[at], &mut alone[..])], pool);
-            assert!(bits(together) == bits(&alone), "{variant:?}, product {at}");
-        }
-    }
-}
-
-#[test]
 fn a_broken_activation_spoils_its_own_row_only() {
     let pool = Pool::new(1).unwrap();
     let mut case = GemmCase::new(Dtype::Q4K, [16, 256], 9, &mut GemmRandom(3));

@@ -324,23 +324,7 @@ pub struct GatedNetwork<'a, B: Backend + ?Sized> {
     pub down: Product<'a, B>,
 }
 
-/// Experts whose parts [`Backend::add_experts`] takes together.
-pub const EXPERTS_TOGETHER: usize = 8;
-
-/// An expert's gated network without biases, and the rows that use it.
-pub struct ExpertVisit<'a, B: Backend + ?Sized> {
-    /// Gate, up and down.
-    pub weights: [&'a B::Weight; 3],
-    pub to: WeightedRows<'a>,
-}
-
-impl<'a, B: Backend + ?Sized> GatedNetwork<'a, B> {
-    /// Returns gate, up and down.
-    pub fn weights(&self) -> [&'a B::Weight; 3] {
-        let [gate, up] = &self.inner;
-        [gate.weight, up.weight, self.down.weight]
-    }
-
+impl<B: Backend + ?Sized> GatedNetwork<'_, B> {
     /// Returns whether something changes one of the products.
     pub fn is_changed(&self) -> bool {
         self.inner.iter().chain([&self.down]).any(|product| !product.changes.is_empty())
@@ -497,18 +481,6 @@ pub trait Backend: Send + 'static {
         [selected, out]: [&mut Self::Buffer; 2],
     ) -> Result<()> {
         add_feed_forward_in_steps(self, x, to, network, [selected, out])
-    }
-
-    /// Adds the parts of experts in their order, each as [`Self::add_feed_forward`] would. Returns false, and has done nothing, where
-    /// they are better added one by one.
-    fn add_experts(
-        &self,
-        _x: &Self::Buffer,
-        _activation: Activation,
-        _visits: &[Option<ExpertVisit<'_, Self>>; EXPERTS_TOGETHER],
-        _out: &mut Self::Buffer,
-    ) -> Result<bool> {
-        Ok(false)
     }
 
     /// Computes a product of each head's part of the input with a matrix of its own: `x` is `[rows, heads * in]`, the

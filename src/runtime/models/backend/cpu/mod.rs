@@ -8,7 +8,6 @@
 mod attention;
 mod buffer;
 mod drafted;
-mod experts;
 mod heads;
 mod indexer;
 mod kv;
@@ -34,9 +33,9 @@ use low_rank::LowRankScratch;
 pub use whole::WholeSpan;
 
 use super::{
-    Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, EXPERTS_TOGETHER, ExpertVisit, GatedNetwork,
-    IndexerSpec, KvLayout, KvShape, KvType, PageId, Product, RowSpan, SelectedKeys, SsmSpec, StoreShape,
-    TextHeads, WeightedRows, add_feed_forward_in_steps, feed_forward_in_steps,
+    Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, GatedNetwork, IndexerSpec, KvLayout, KvShape,
+    KvType, PageId, Product, RowSpan, SelectedKeys, SsmSpec, StoreShape, TextHeads, WeightedRows,
+    add_feed_forward_in_steps, feed_forward_in_steps,
 };
 use crate::panels::{LoadedPanels, PanelStore};
 use crate::tensor::{HostTensor, SharedBytes};
@@ -121,8 +120,6 @@ struct CpuScratch {
     quantized: Activations,
     /// Result of the first half of a feed-forward network.
     gated: Activations,
-    /// Rows of the step that experts visit together.
-    visited: Vec<usize>,
     fixed: fixed::FixedActivations,
     plain: plain::PlainActivations,
     /// Results in the order in which tasks write them.
@@ -252,9 +249,9 @@ impl Cpu {
     }
 
     /// Packs those of the products' weights that no step has used yet.
-    fn prepare<'a>(&self, weights: impl IntoIterator<Item = &'a CpuWeight>) {
-        for weight in weights {
-            if let CpuWeight::Late(late) = weight
+    fn prepare<'a>(&self, products: impl IntoIterator<Item = &'a Product<'a, Self>>) {
+        for product in products {
+            if let CpuWeight::Late(late) = product.weight
                 && late.get().is_none()
             {
                 late.packed(&self.pool());
@@ -635,7 +632,7 @@ impl Backend for Cpu {
             }
             out.resize(x.num_rows(), n);
         }
-        self.prepare(products.iter().map(|product| product.weight));
+        self.prepare(&*products);
         self.matmul_packed(x, products);
         self.matmul_fixed(x, products);
         self.matmul_plain(x, products);
@@ -644,7 +641,7 @@ impl Backend for Cpu {
     }
 
     fn feed_forward(&self, x: &CpuBuffer, network: GatedNetwork<'_, Self>) -> Result<()> {
-        self.prepare(network.weights());
+        self.prepare(network.inner.iter().chain([&network.down]));
         let weights = packed_weights(x.width(), &network);
         let Some([gate, up, last]) = weights.filter(|_| !gemm::is_few(self.isa, x.num_rows())) else {
             return feed_forward_in_steps(self, x, network);
@@ -674,7 +671,7 @@ impl Backend for Cpu {
         network: GatedNetwork<'_, Self>,
         [selected, out]: [&mut CpuBuffer; 2],
     ) -> Result<()> {
-        self.prepare(network.weights());
+        self.prepare(network.inner.iter().chain([&network.down]));
         let weights = packed_weights(x.width(), &network).filter(|_| network.down.bias.is_none());
         let weights = weights.filter(|_| !network.is_changed());
         let weights = weights.filter(|_| !gemm::is_few(self.isa, to.rows.len()));
@@ -687,16 +684,6 @@ impl Backend for Cpu {
         gemm::gated(self.isa, rows, [gate, up], network.activation, (sums, gated), &self.pool());
         gemm::add_matmul(self.isa, last, gated, to, out.values_mut(), &self.pool());
         Ok(())
-    }
-
-    fn add_experts(
-        &self,
-        x: &CpuBuffer,
-        activation: Activation,
-        visits: &[Option<ExpertVisit<'_, Self>>; EXPERTS_TOGETHER],
-        out: &mut CpuBuffer,
-    ) -> Result<bool> {
-        Ok(self.add_few(x, activation, visits, out))
     }
 
     fn matmul_heads(&self, x: &CpuBuffer, weights: &Vec<CpuWeight>, out: &mut CpuBuffer) -> Result<()> {
@@ -956,15 +943,10 @@ impl Backend for Cpu {
 /// Returns gate, up and down of a network for rows of `width` values if all are quantised and the first two have no bias. They must
 /// have been prepared.
 fn packed_weights<'a>(width: usize, network: &GatedNetwork<'a, Cpu>) -> Option<[&'a Packed; 3]> {
-    let weights = packed_network(width, network.weights());
-    weights.filter(|_| network.inner.iter().all(|product| product.bias.is_none()))
-}
-
-/// Returns gate, up and down if all are quantised and fit each other. They must have been prepared.
-fn packed_network(width: usize, [gate, up, down]: [&CpuWeight; 3]) -> Option<[&Packed; 3]> {
-    let weights = [gate.packed()?, up.packed()?, down.packed()?];
+    let GatedNetwork { inner, down, .. } = network;
+    let weights = [inner[0].weight.packed()?, inner[1].weight.packed()?, down.weight.packed()?];
     let fits = weights[..2].iter().all(|w| w.cols() == width && w.rows() == weights[2].cols());
-    fits.then_some(weights)
+    (fits && inner.iter().all(|product| product.bias.is_none())).then_some(weights)
 }
 
 /// Returns the bytes of `count` rows of a matrix from `start`.
@@ -1049,49 +1031,6 @@ mod tests {
             assert!(expected != x.values(), "it adds something");
             assert!(expected.iter().zip(&got).all(|(a, b)| a.to_bits() == b.to_bits()), "{count} rows");
         }
-    }
-
-    #[test]
-    fn experts_together_add_the_bits_of_one_after_the_other() {
-        const COLS: usize = 96;
-        let cpu = Cpu::new(2).unwrap();
-        let networks: Vec<[CpuWeight; 3]> =
-            (0..3).map(|_| [[64, COLS], [64, COLS], [COLS, 64]].map(|shape| weight(&cpu, shape))).collect();
-        let mut x = cpu.buffer();
-        x.resize(40, COLS);
-        x.values_mut().iter_mut().enumerate().for_each(|(at, x)| *x = (at as f32 * 0.37).sin());
-        let mut normed = cpu.buffer();
-        cpu.rms_norm_into_products(&x, &vec![1.0; COLS], 1e-6, &mut normed).unwrap();
-        let rows: [Vec<usize>; 3] = [vec![7], (0..40).collect(), vec![0, 7, 39]];
-        let factors: [Vec<f32>; 3] =
-            rows.each_ref().map(|rows| rows.iter().map(|row| 0.3 + *row as f32).collect());
-        let to = |at: usize| WeightedRows { rows: &rows[at], weights: &factors[at] };
-        let visits = |count: usize| -> [Option<ExpertVisit<'_, Cpu>>; EXPERTS_TOGETHER] {
-            std::array::from_fn(|at| {
-                let weights = networks.get(at).filter(|_| at < count)?;
-                Some(ExpertVisit { weights: weights.each_ref(), to: to(at) })
-            })
-        };
-        let mut together = x.clone();
-        assert!(cpu.add_experts(&normed, Activation::Silu, &visits(3), &mut together).unwrap());
-        let mut expected = x.clone();
-        for (at, [gate, up, down]) in networks.iter().enumerate() {
-            let [mut a, mut b, mut result, mut selected] = [(); 4].map(|()| cpu.buffer());
-            let inner = [(gate, &mut a), (up, &mut b)].map(|(weight, out)| Product::new(weight, None, out));
-            let down = Product::new(down, None, &mut result);
-            let network = GatedNetwork { activation: Activation::Silu, inner, down };
-            add_feed_forward_in_steps(&cpu, &normed, to(at), network, [&mut selected, &mut expected])
-                .unwrap();
-        }
-        assert!(expected.values() != x.values(), "they add something");
-        assert!(expected.values().iter().zip(together.values()).all(|(a, b)| a.to_bits() == b.to_bits()));
-        // One expert, and rows that are not quantised.
-        assert!(!cpu.add_experts(&normed, Activation::Silu, &visits(1), &mut together).unwrap());
-        assert!(!cpu.add_experts(&x, Activation::Silu, &visits(3), &mut together).unwrap());
-        assert!(
-            expected.values().iter().zip(together.values()).all(|(a, b)| a.to_bits() == b.to_bits()),
-            "unchanged"
-        );
     }
 
     #[test]

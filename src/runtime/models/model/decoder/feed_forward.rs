@@ -7,7 +7,7 @@
 use super::buffers::{AdaptedRows, LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
 use super::routing::Visitors;
-use crate::backend::{Backend, EXPERTS_TOGETHER, ExpertVisit, GatedNetwork, WeightedRows};
+use crate::backend::{Backend, GatedNetwork, WeightedRows};
 use crate::model::config::{Activation, ExpertsConfig, FeedForwardConfig, MlpConfig, Names};
 use crate::model::weights::{ExpertLinears, Linear};
 use llmctl_base::error::{LoadResult, Result};
@@ -148,13 +148,6 @@ impl<B: Backend> Mlp<B> {
         backend.matmul_each(inner, &mut [self.down.adapted(adapted, out)])
     }
 
-    /// Returns gate, up and down if the network is nothing but these and the activation.
-    fn plain_weights(&self) -> Option<[&B::Weight; 3]> {
-        let gate = self.gate.as_ref().filter(|_| self.gate_cutoff.is_none())?;
-        let parts = [gate, &self.up, &self.down];
-        parts.iter().all(|part| part.bias.is_none()).then_some(parts.map(|part| &part.weight))
-    }
-
     /// Adds its result for some rows of `input`, each with a weight, to these rows of `out`.
     fn add(
         &self,
@@ -285,29 +278,13 @@ impl<B: Backend> Experts<B> {
     fn visit(&self, context: &mut LayerContext<'_, B>, input: &B::Buffer, out: &mut B::Buffer) -> Result<()> {
         let LayerContext { backend, step, work, .. } = context;
         let LayerBuffers { routing, sent, returned, gate, up, .. } = &mut **work;
-        let experts = self.each.iter().zip(&routing.visitors);
-        let visited =
-            experts.map(|(expert, Visitors { rows, weights })| (expert, WeightedRows { rows, weights }));
-        let mut visited = visited.filter(|(_, to)| !to.rows.is_empty());
-        loop {
-            let visits: [Option<_>; EXPERTS_TOGETHER] = std::array::from_fn(|_| visited.next());
-            if visits[0].is_none() {
-                return Ok(());
-            }
-            let are_plain = visits.iter().flatten().all(|(expert, _)| expert.plain_weights().is_some());
-            let together = visits.each_ref().map(|visit| {
-                let (expert, to) = visit.as_ref()?;
-                Some(ExpertVisit { weights: expert.plain_weights()?, to: *to })
-            });
-            let may_join = are_plain && step.adapted.is_empty();
-            if may_join && backend.add_experts(input, self.config.mlp.activation, &together, out)? {
-                continue;
-            }
-            for (expert, to) in visits.into_iter().flatten() {
+        for (expert, Visitors { rows, weights }) in self.each.iter().zip(&routing.visitors) {
+            if !rows.is_empty() {
                 let space = [&mut *gate, &mut *up, &mut *sent, &mut *returned];
-                expert.add(*backend, input, to, &step.adapted, space, out)?;
+                expert.add(*backend, input, WeightedRows { rows, weights }, &step.adapted, space, out)?;
             }
         }
+        Ok(())
     }
 }
 
