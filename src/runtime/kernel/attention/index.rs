@@ -229,7 +229,7 @@ mod tests {
                 &mut bytemuck::cast_slice_mut(&mut memory)[..PAGE_TOKENS * kv_type.row_bytes(head_dim)];
             for token in 0..PAGE_TOKENS {
                 let row: Vec<f32> = (0..head_dim).map(|dim| number(token * 211 + dim * 17)).collect();
-                write_row(kv_type, KvPart::Keys, block, token, &row);
+                write_row(Isa::Scalar, kv_type, KvPart::Keys, block, token, &row);
             }
             let q: Vec<f32> = (0..heads * head_dim).map(|n| number(n * 31 + 5)).collect();
             let weights: Vec<f32> = (0..heads).map(|n| number(n * 71 + 9)).collect();

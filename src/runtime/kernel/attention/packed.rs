@@ -64,6 +64,25 @@ impl PackedForm {
         [(index % half, index / half * 4), (half + index % part, index / part * self.high_bits)]
     }
 
+    /// Writes a row's codes, `step` apart from the code at `first` on.
+    #[inline(always)]
+    fn set_codes(self, block: &mut [u8], (first, step): (usize, usize), row: impl Iterator<Item = u8>) {
+        let count = self.count(block);
+        let (half, part) = (count / 2, count / 8 * self.high_bits);
+        let [mut low, mut high] = self.place(count, first);
+        for code in row {
+            block[low.0] = block[low.0] & !(15 << low.1) | (code & 15) << low.1;
+            block[high.0] = block[high.0] & !(self.high_mask() << high.1) | (code >> 4) << high.1;
+            (low.0, high.0) = (low.0 + step, high.0 + step);
+            if low.0 >= half {
+                low = (low.0 - half, low.1 + 4);
+            }
+            while high.0 >= half + part {
+                high = (high.0 - part, high.1 + self.high_bits);
+            }
+        }
+    }
+
     /// Returns a code of a block's.
     #[inline(always)]
     pub fn code(self, codes: &[u8], index: usize) -> u8 {
@@ -73,9 +92,7 @@ impl PackedForm {
 
     #[inline(always)]
     pub fn set_code(self, codes: &mut [u8], index: usize, code: u8) {
-        let [low, high] = self.place(self.count(codes), index);
-        codes[low.0] = codes[low.0] & !(15 << low.1) | (code & 15) << low.1;
-        codes[high.0] = codes[high.0] & !(self.high_mask() << high.1) | (code >> 4) << high.1;
+        self.set_codes(codes, (index, 1), std::iter::once(code));
     }
 
     /// Returns the number of codes in all of a block's bytes of codes.
@@ -197,6 +214,7 @@ fn pass(values: &mut [f32], distance: usize) {
 }
 
 /// Writes a token's row into a head's block of a page.
+#[inline(always)]
 pub fn write(form: PackedForm, part: KvPart, block: &mut [u8], token: usize, row: &[f32]) {
     let head_dim = row.len();
     let (codes, numbers) = block.split_at_mut(form.code_bytes(head_dim));
@@ -218,21 +236,25 @@ pub fn write(form: PackedForm, part: KvPart, block: &mut [u8], token: usize, row
                 zeros[at] = zero;
             }
             let inverse = inverse_of(scale);
-            for value in values {
-                let code = (value * inverse).round_ties_even() - f32::from(zero);
-                let code = code.clamp(0.0, form.most()) as u8;
-                form.set_code(codes, part.index(head_dim, token, dim), code);
-                dim += 1;
+            let first = part.index(head_dim, token, dim);
+            let step = part.index(head_dim, token, dim + 1) - first;
+            let (mut row, zero) = ([0; BLOCK], f32::from(zero));
+            for (code, value) in row.iter_mut().zip(values) {
+                *code = ((value * inverse).round_ties_even() - zero).clamp(0.0, form.most()) as u8;
             }
+            form.set_codes(codes, (first, step), row[..values.len()].iter().copied());
+            dim += values.len();
         }
     }
 }
 
+#[inline(always)]
 fn inverse_of(scale: f16) -> f32 {
     if scale == f16::ZERO { 0.0 } else { 1.0 / scale.to_f32() }
 }
 
 /// Returns the scale and the zero point of a block of up to 32 values.
+#[inline(always)]
 fn scale_and_zero(form: PackedForm, values: &[f32]) -> (f16, i8) {
     let extreme = |is_beyond: fn(f32, f32) -> bool| {
         let further = |a: f32, b: f32| if is_beyond(b, a) || b.is_nan() { b } else { a };

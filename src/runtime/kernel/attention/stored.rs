@@ -12,6 +12,7 @@ use half::slice::HalfFloatSliceExt;
 use super::lanes::VectorLanes;
 use super::packed::{self, PackedForm, Unpacked};
 use super::page::{BLOCK, KvPart, PAGE_TOKENS};
+use crate::isa::dispatch;
 
 /// Storage type of KV rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -131,8 +132,13 @@ impl KvValues {
     }
 }
 
-/// Writes one token's row into a head's block of a page, `PAGE_TOKENS * row_bytes` bytes.
-pub fn write_row(kv_type: KvType, part: KvPart, block: &mut [u8], token: usize, row: &[f32]) {
+dispatch! {
+    /// Writes one token's row into a head's block of a page, `PAGE_TOKENS * row_bytes` bytes.
+    pub fn write_row(kv_type: KvType, part: KvPart, block: &mut [u8], token: usize, row: &[f32]) = write_body
+}
+
+#[inline(always)]
+fn write_body(kv_type: KvType, part: KvPart, block: &mut [u8], token: usize, row: &[f32]) {
     assert_eq!(block.len(), PAGE_TOKENS * kv_type.row_bytes(row.len()), "the block of a head");
     if let Some(form) = kv_type.packed() {
         return packed::write(form, part, block, token, row);
@@ -172,6 +178,7 @@ pub fn write_row(kv_type: KvType, part: KvPart, block: &mut [u8], token: usize, 
 /// Quantises a row: `code = round(x / scale)`, ties to even, `scale = max|x| / 127` rounded to f16. Values that no
 /// f16 can scale (infinities, NaN, magnitudes above eight million) get the scale NaN, so that a broken model is
 /// noticed.
+#[inline(always)]
 fn quantize(row: &[f32]) -> (f16, [i8; BLOCK]) {
     let largest_bits = row.iter().map(|x| x.to_bits() & 0x7fff_ffff).max().unwrap_or(0);
     let scale = f16::from_f32(f32::from_bits(largest_bits) / 127.0);
@@ -322,13 +329,15 @@ impl Stored for Q8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Isa;
+    use crate::isa::available;
 
     fn round_trip(kv_type: KvType, part: KvPart, rows: &[Vec<f32>]) -> Vec<Vec<f32>> {
         let len = PAGE_TOKENS * kv_type.row_bytes(rows[0].len());
         let mut memory = vec![0u64; len.div_ceil(8)];
         let block = &mut bytemuck::cast_slice_mut::<_, u8>(&mut memory)[..len];
         for (token, row) in rows.iter().enumerate() {
-            write_row(kv_type, part, block, token, row);
+            write_row(Isa::Scalar, kv_type, part, block, token, row);
         }
         let read = |token: usize| {
             let mut row = vec![0.0; rows[0].len()];
@@ -362,6 +371,32 @@ mod tests {
     }
 
     #[test]
+    fn every_instruction_set_writes_the_same_bytes() {
+        for (kv_type, dim) in KvType::ALL.into_iter().flat_map(|kind| [8, 40, 128].map(|dim| (kind, dim))) {
+            for part in [KvPart::Keys, KvPart::Values] {
+                let written = |isa: Isa| {
+                    let mut memory =
+                        vec![0x5555_5555_5555_5555u64; (PAGE_TOKENS * kv_type.row_bytes(dim)).div_ceil(8)];
+                    let block = &mut bytemuck::cast_slice_mut::<_, u8>(&mut memory)
+                        [..PAGE_TOKENS * kv_type.row_bytes(dim)];
+                    for token in 0..PAGE_TOKENS {
+                        // Halves of steps among them: 127 is the largest of the first block.
+                        let value = |at: usize| ((token * 31 + at * 7) % 255) as f32 * 0.5 - 63.5;
+                        let row: Vec<f32> =
+                            (0..dim).map(|at| if at == 0 { 127.0 } else { value(at) }).collect();
+                        write_row(isa, kv_type, part, block, token, &row);
+                    }
+                    memory
+                };
+                let expected = written(Isa::Scalar);
+                for isa in available() {
+                    assert!(written(isa) == expected, "{} {dim} {part:?} {isa:?}", kv_type.name());
+                }
+            }
+        }
+    }
+
+    #[test]
     fn tiny_and_broken_rows_have_a_defined_result() {
         for tiny in [0.0, -0.0, 1e-9, 1e-45] {
             assert_eq!(round_trip(KvType::Q8_0, KvPart::Keys, &[vec![tiny; 33]])[0], [0.0; 33]);
@@ -389,7 +424,7 @@ mod tests {
                 let [from, to] = [from, to].map(|words| &mut bytemuck::cast_slice_mut::<_, u8>(words)[..len]);
                 for token in 0..PAGE_TOKENS {
                     let row: Vec<f32> = (0..head_dim).map(|dim| ((token * 37 + dim) as f32).cos()).collect();
-                    write_row(kv_type, part, from, token, &row);
+                    write_row(Isa::Scalar, kv_type, part, from, token, &row);
                 }
                 let read = |block: &[u8], token| {
                     let mut row = vec![0.0; head_dim];

@@ -58,7 +58,7 @@ impl History {
             [key_layout, KvPart::Values].into_iter().zip(page).zip(rows).zip(lens)
         {
             let block = &mut bytemuck::cast_slice_mut(words)[..len];
-            write_row(kv_type, part, block, position % PAGE_TOKENS, &row);
+            write_row(Isa::Scalar, kv_type, part, block, position % PAGE_TOKENS, &row);
         }
     }
 

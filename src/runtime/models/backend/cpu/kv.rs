@@ -289,7 +289,13 @@ impl CpuKv {
     ///
     /// # Errors
     /// [`Error::Backend`] if there is no memory for a page.
-    pub fn write(&mut self, store: usize, rows: [&[f32]; 2], spans: &[RowSpan], pool: &Pool) -> Result<()> {
+    pub fn write(
+        &mut self,
+        store: usize,
+        rows: [&[f32]; 2],
+        spans: &[RowSpan],
+        (isa, pool): (Isa, &Pool),
+    ) -> Result<()> {
         let (StoreOffset { group, offset, .. }, KvShape { num_kv_heads, head_dim, values }) =
             self.rows(store);
         self.find_runs(group, spans)?;
@@ -318,7 +324,7 @@ impl CpuKv {
                 let bytes = unsafe { std::slice::from_raw_parts_mut(page.add(offset + at), block_bytes) };
                 for (index, row) in run.rows.clone().enumerate() {
                     let values = &rows[(row * num_kv_heads + head) * dim..][..dim];
-                    attention::write_row(kv_type, part, bytes, run.first_token + index, values);
+                    attention::write_row(isa, kv_type, part, bytes, run.first_token + index, values);
                 }
             }
         };
@@ -395,7 +401,7 @@ mod tests {
         ];
         for threads in [1, 3] {
             let mut kv = CpuKv::new(&layout, KvType::F32);
-            kv.write(0, [&keys, &values], &spans, &Pool::new(threads).unwrap()).unwrap();
+            kv.write(0, [&keys, &values], &spans, (Isa::Scalar, &Pool::new(threads).unwrap())).unwrap();
             for span in &spans {
                 for row in span.rows.clone() {
                     let (page, token) = span.slot(span.start + row - span.rows.start);
@@ -418,7 +424,7 @@ mod tests {
         let write = |kv: &mut CpuKv, page| {
             let span =
                 RowSpan { rows: 0..1, start: 0, num_drafted: 0, pages: vec![page], seen_besides: vec![] };
-            kv.write(0, [&x, &x], &[span], &pool).unwrap();
+            kv.write(0, [&x, &x], &[span], (Isa::Scalar, &pool)).unwrap();
         };
         write(&mut kv, 7);
         kv.free_page(0, 7);
@@ -469,7 +475,7 @@ mod tests {
         };
         let mut kv = CpuKv::new(&layout, KvType::F32);
         let x = rows(PAGE_TOKENS, 1.0);
-        kv.write(0, [&x, &x], &spans(0, 0..PAGE_TOKENS), &pool).expect("pages");
+        kv.write(0, [&x, &x], &spans(0, 0..PAGE_TOKENS), (Isa::Scalar, &pool)).expect("pages");
         let mut saved = Vec::new();
         kv.export_page(0, 0, &mut saved).expect("a page");
         let bytes = SharedBytes::from(saved.clone());
@@ -478,7 +484,7 @@ mod tests {
         assert_eq!(kv.page(0, 3).expect("a page").as_ptr(), bytes.as_ptr(), "not copied");
         kv.copy_page(0, 3, 4).expect("a page");
         let y = rows(1, 9000.0);
-        kv.write(0, [&y, &y], &spans(3, 5..6), &pool).expect("pages");
+        kv.write(0, [&y, &y], &spans(3, 5..6), (Isa::Scalar, &pool)).expect("pages");
         assert_eq!(*bytes, *saved, "others may read these bytes");
         for token in 0..PAGE_TOKENS {
             let row = if token == 5 { &y[..64] } else { &x[token * 128..][..64] };

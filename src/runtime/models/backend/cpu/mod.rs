@@ -733,7 +733,7 @@ impl Backend for Cpu {
         v: &CpuBuffer,
         spans: &[RowSpan],
     ) -> Result<()> {
-        kv.write(store, [k.values(), v.values()], spans, &self.pool())
+        kv.write(store, [k.values(), v.values()], spans, (self.isa, &self.pool()))
     }
 
     fn copy_page(&self, kv: &mut CpuKv, group: usize, from: PageId, to: PageId) -> Result<()> {
