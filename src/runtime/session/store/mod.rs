@@ -442,8 +442,11 @@ impl SessionStore {
                 modified.is_ok_and(|time| time.elapsed().is_ok_and(|elapsed| elapsed > LEFTOVER_AGE));
             // Of a removal that a crash or an error has ended, at once: it is found under no name.
             let is_removed = entry.file_name().to_str().is_some_and(|name| name.starts_with(REMOVED));
-            if is_unfinished && (is_old || is_removed) {
+            let doomed = self.root.join(unfinished_name(REMOVED));
+            if is_removed {
                 drop(self.erase_folder(&entry.path()));
+            } else if is_unfinished && is_old && fs::rename(entry.path(), &doomed).is_ok() {
+                drop(self.erase_folder(&doomed));
             }
         }
     }
