@@ -562,6 +562,11 @@ fn a_session_goes_on_with_its_own_model_unless_another_is_named() {
     place
         .run(&["run", "-n", "3", "--session", "lit", "by run"])
         .check(0, "continuing session lit (3 turns, ");
+    std::fs::create_dir(place.path(".local/share/llmctl/sessions/torn")).expect("a folder");
+    place.write(".local/share/llmctl/sessions/torn/transcript.jsonl", "damaged\n");
+    let torn = chat(&["-c"], "to whom?\n");
+    torn.check(65, "session torn is newer than others and cannot be read").check(65, "--session NAME");
+    place.run(&["sessions", "remove", "torn", "--yes"]).check(0, "");
     place.write("llmctl.toml", format!("model = \"{other}\"\n"));
     chat(&["-c"], "a configuration is for new sessions\n").check(0, "qwen3");
     chat(&["--session", "new"], "hi\n").check(0, "llama");

@@ -8,6 +8,7 @@ use llmctl_engine::turn::session_chat::{Finished, PromptedTurn, RecordedAnswer, 
 use llmctl_engine::{Started, Timings};
 use llmctl_models::load::tokenizer::hf_settings;
 use llmctl_models::load::{ChatTemplates, ModelTexts};
+use llmctl_template::{ImageRef, text_part};
 use serde_json::Value as Json;
 
 use crate::common::prelude::*;
@@ -437,6 +438,36 @@ fn another_model_gets_the_text_and_not_the_ids() {
     drop(session_chat);
     let session_chat = dialogue_of(&store, &name, model("2"));
     assert_eq!(prompt(&session_chat, &chat_tokenizer, "three?").num_spliced(), 1, "also from disk");
+}
+
+#[test]
+fn a_model_that_reads_text_alone_gets_words_for_the_images_of_earlier_turns() {
+    let (chat_tokenizer, mut session_chat) = (plain(), SessionChat::new(model("1")));
+    take_turn(&mut session_chat, &chat_tokenizer, "one?", "uno");
+    let (mut saved, image) = (session_chat.saved().clone(), photo());
+    let first = Arc::make_mut(&mut saved.turns[0]);
+    first.turn.messages[0] =
+        Message { content: Some(Content::Parts(vec![image.to_part(), text_part("What?")])), ..user("") };
+    let session_chat = SessionChat::look_at(saved, model("2"));
+    let text = prompt(&session_chat, &chat_tokenizer, "And?").text(&chat_tokenizer);
+    assert!(text.contains("[image: cat.png 2x1] (left out: this model reads text alone)What?"), "{text}");
+    let notice = chat_tokenizer.notice_of_images(session_chat.messages()).expect("one").to_string();
+    assert_eq!(notice, "1 image left out: this model reads text alone");
+
+    let new = Message { content: Some(Content::Parts(vec![image.to_part()])), ..user("") };
+    let new = session_chat.followed_by(vec![new]);
+    let error = session_chat.prompt(&chat_tokenizer, new, &llmctl_image::ImageSet::default());
+    assert!(error.expect_err("refused").to_string().contains("this model reads text alone"));
+}
+
+fn photo() -> ImageRef {
+    ImageRef {
+        sha256: "0".repeat(64),
+        width: 2,
+        height: 1,
+        media_type: "image/png".to_owned(),
+        name: Some("cat.png".to_owned()),
+    }
 }
 
 #[test]

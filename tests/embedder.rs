@@ -302,12 +302,20 @@ fn the_command_writes_lines_and_matrices() {
     place.write("torn.jsonl", lines);
     let ran = place.run(&[&args[..], &["torn.jsonl"]].concat());
     assert_eq!(ran.check(65, "line 3").stdout.lines().count(), 2, "texts before a wrong line are written");
-    place.run(&[&args[..], &["torn.jsonl", "--out", "torn.npy"]].concat()).check(65, "line 3");
+    for out in ["torn.npy", "torn.out"] {
+        place.run(&[&args[..], &["torn.jsonl", "--out", out]].concat()).check(65, "line 3");
+    }
     let written = std::fs::read_dir(place.folder.path()).expect("a folder");
     let names = written.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned());
     let left: Vec<String> =
-        names.filter(|name| name.contains("torn.npy") || name.ends_with(".part")).collect();
-    assert_eq!(left, [""; 0], "nothing is left of a matrix that was not finished");
+        names.filter(|name| name.contains("torn.") && !name.ends_with(".jsonl")).collect();
+    assert_eq!(left, [""; 0], "nothing is left of a file that was not finished");
+    let out = ["in.jsonl", "--field", "body", "--out", "precious"];
+    place.write("precious", "precious");
+    place.run(&[&args[..], &out].concat()).check(2, "--force replaces it");
+    assert_eq!(place.read("precious"), "precious");
+    place.run(&[&args[..], &out, &["--force"]].concat()).check(0, "");
+    assert_eq!(place.read("precious").lines().count(), 2);
     place.run(&[&args[..], &["torn.jsonl", "--out", "torn.jsonl"]].concat()).check(2, "the same file");
     assert_eq!(std::fs::read_to_string(place.path("torn.jsonl")).expect("a file"), lines);
     let long = "one two three ".repeat(200);

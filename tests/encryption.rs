@@ -466,6 +466,21 @@ fn an_image_of_a_plain_and_a_sealed_session_is_kept_for_both() {
 }
 
 #[test]
+fn a_removal_that_was_cut_short_keeps_no_image() {
+    let home = Home::new();
+    let (with_image, blobs) = seeing(b"pixels", tokens(1, 1));
+    let mut writer = home.plain().create(&name("a"), &model()).expect("created");
+    writer.take_blobs(&blobs);
+    writer.append(&model(), &with_image).expect("saved");
+    drop((writer, home.session(&home.plain(), "b", &[(2, 1)])));
+    let doomed = home.path("data/sessions/.unfinished-removed-1-2-3");
+    fs::rename(home.path("data/sessions/a"), &doomed).expect("taken away");
+    home.plain().purge(&name("b")).expect("purged");
+    assert_eq!(has(&home.files(), b"pixels"), None);
+    assert!(doomed.exists(), "the next removal finds it");
+}
+
+#[test]
 fn damage_is_found_by_line_and_repaired_and_torn_ends_are_cut_off() {
     let home = Home::new();
     let store = home.store();

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::sync::atomic::AtomicBool;
 
 use crate::common::fake_hub::{Access, FakeHub, Faults, sha256};
 use crate::common::prelude::*;
@@ -57,7 +58,7 @@ fn paths(cache: &Path) -> HubPaths {
 }
 
 /// Pulls `org/m` into `cache` with a fresh client.
-fn pull(hub: &FakeHub, cache: &Path, observer: &Quiet) -> Result<PullPlan, HubError> {
+fn pull(hub: &FakeHub, cache: &Path, observer: &dyn PullObserver) -> Result<PullPlan, HubError> {
     let client = HubClient::new(settings(hub))?;
     let reference =
         remote_form(&ModelRef::parse("org/m").expect("a name"), &Default::default()).expect("a repository");
@@ -111,6 +112,35 @@ fn parts_in_parallel_give_the_same_file() {
         let ranges = case.hub.transfers().iter().filter(|seen| seen.range.is_some()).count();
         assert_eq!(ranges > 0, len >= 131_072, "{len} bytes in {ranges} ranges");
     }
+}
+
+/// Erases the first file that is complete, as another program may.
+struct Eraser {
+    blobs: PathBuf,
+    is_done: AtomicBool,
+}
+
+impl PullObserver for Eraser {
+    fn event(&self, event: PullEvent) {
+        if matches!(event, PullEvent::Finished { .. }) && !self.is_done.swap(true, Ordering::SeqCst) {
+            let blobs = fs::read_dir(&self.blobs).expect("blobs").flatten().map(|entry| entry.path());
+            let complete = blobs.filter(|path| path.extension().is_none());
+            complete.for_each(|path| fs::remove_file(path).expect("erased"));
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_file_that_is_erased_before_it_has_a_link_is_downloaded_again() {
+    let case = Case::new(100_000, Faults::default());
+    let observer =
+        Eraser { blobs: case.cache.path().join("models--org--m/blobs"), is_done: AtomicBool::default() };
+    let plan = pull(&case.hub, case.cache.path(), &observer).expect("the download succeeds");
+    assert!(fs::read(plan.path()).expect("no dangling link") == case.weights);
 }
 
 #[test]

@@ -121,6 +121,12 @@ impl Home {
     }
 }
 
+/// Gives a file a time at which no download that is running has written it.
+fn make_old(path: &Path) {
+    let time = SystemTime::now() - Duration::from_secs(3600);
+    File::options().write(true).open(path).and_then(|file| file.set_modified(time)).expect("older");
+}
+
 #[test]
 fn rm_erases_one_model_and_leaves_its_neighbours() {
     let home = Home::new();
@@ -169,6 +175,7 @@ fn nothing_is_erased_without_consent() {
     let home = Home::new();
     let blobs = home.snapshot("o/m", NEW, &[("m-Q4_0.gguf", "four")]);
     home.write(&home.repo("o/m").join("blobs/orphan"), "orphan");
+    make_old(&home.repo("o/m").join("blobs/orphan"));
     let (_, stderr) = home.check(&["rm", "o/m"], 2);
     assert!(stderr.contains("o/m (10 B, 2 files, all revisions)") && stderr.contains("--yes"), "{stderr}");
     let (_, stderr) = home.check(&["prune"], 2);
@@ -182,6 +189,7 @@ fn a_terminal_is_asked_before_anything_is_erased() {
     let home = Home::new();
     let files = home.snapshot("o/m", NEW, &[("m-Q8_0.gguf", "12345")]);
     home.write(&home.repo("o/m").join("blobs/orphan"), "123");
+    make_old(&home.repo("o/m").join("blobs/orphan"));
     let ask = |words: &[&str], question: &str, typed: &str, expected: &str| {
         let mut session = terminal::spawn(home.command(words), 200).expect("a terminal");
         session.set_expect_timeout(Some(Duration::from_secs(60)));
@@ -285,15 +293,21 @@ fn prune_erases_what_no_revision_has() {
     let new = home.snapshot("o/m", NEW, &[("m-Q4_0.gguf", "new weights"), ("README.md", "same")]);
     home.set_ref("o/m", "main", NEW);
     let blobs = home.repo("o/m").join("blobs");
-    let (orphan, partial, fresh) =
-        (blobs.join("a".repeat(64)), blobs.join("b.llmctl.incomplete"), blobs.join("c.00000000.incomplete"));
-    for path in [&orphan, &partial, &fresh] {
+    let (orphan, partial) = (blobs.join("a".repeat(64)), blobs.join("b.llmctl.incomplete"));
+    for path in [&orphan, &partial] {
         home.write(path, "1234");
     }
-    let old_time = SystemTime::now() - Duration::from_secs(3600);
-    File::options().write(true).open(&partial).and_then(|file| file.set_modified(old_time)).expect("older");
     // Only an unpinned repository has replaced revisions.
     home.snapshot("o/pinned", OLD, &[("m-Q4_0.gguf", "pinned")]);
+    // A download that runs has files that are complete, for however long, and links them at its end.
+    let done = home.repo("o/pinned").join("blobs").join("d".repeat(64));
+    let fresh = home.repo("o/pinned").join("blobs/c.00000000.incomplete");
+    for path in [&done, &fresh] {
+        home.write(path, "1234");
+    }
+    for path in [&orphan, &partial, &done] {
+        make_old(path);
+    }
 
     let (stdout, _) = home.check(&["prune", "--dry-run"], 0);
     let lines: Vec<&str> = stdout.lines().collect();
@@ -308,7 +322,13 @@ fn prune_erases_what_no_revision_has() {
     let report = home.json(&["prune", "--yes"], 0);
     assert_eq!((&report["erased"], &report["bytes"]), (&json!(2), &json!(8)));
     assert_eq!(report["garbage"][2]["kept_because"], "kept for trip");
-    assert!(!orphan.exists() && !partial.exists() && fresh.exists() && old[0].exists());
+    assert!(!orphan.exists() && !partial.exists() && fresh.exists() && done.exists() && old[0].exists());
+
+    // Its model is not known any more.
+    let transcript = home.path(".local/share/llmctl/sessions/trip/transcript.jsonl");
+    fs::write(transcript, "damaged\n").expect("written");
+    let (stdout, _) = home.check(&["prune", "-y"], 0);
+    assert!(stdout.contains("kept for trip (cannot be read") && old[0].exists(), "{stdout}");
 
     fs::remove_dir_all(home.path(".local")).expect("no session");
     let (stdout, _) = home.check(&["prune", "-y"], 0);
@@ -334,7 +354,10 @@ fn nothing_behind_a_link_is_erased() {
         fs::rename(&folder, &other).expect("moved");
         let strangers =
             [other.join("a".repeat(64)), other.join("blobs/x"), other.join(OLD).join("deep/file")];
-        strangers.iter().for_each(|path| home.write(path, "precious"));
+        strangers.iter().for_each(|path| {
+            home.write(path, "precious");
+            make_old(path);
+        });
         let count = || strangers.iter().filter(|path| path.exists()).count();
         std::os::unix::fs::symlink(&other, &folder).expect("a link");
         for words in

@@ -351,6 +351,8 @@ fn the_command_writes_a_file_that_runs_and_prints_sizes_and_agreement() {
     assert!(again.stderr.contains("--force"), "{again:?}");
     place.run(&["quantize", &model, "out.gguf", "--type", "F16", "--force"]).check(0, "");
     place.run(&["run", "--model", "./out.gguf", "--raw", "--max-tokens", "3", "once"]).check(0, "");
+    let itself = ["quantize", "./out.gguf", "out.gguf", "--type", "Q8_0", "--force"];
+    place.run(&[&itself[..], &["--check"]].concat()).check(2, "both are one file");
     let missing = place.run(&["quantize", "./out.gguf", "a.gguf", "--type", "Q4_K_M", "--check=text.txt"]);
     missing.check(66, "text.txt");
     place.write("text.txt", "Once upon a time there was a little dog.");

@@ -9,7 +9,7 @@ use llmctl_engine::session::store::{
 };
 use llmctl_image::{ImageFile, ImageHash, ImageInfo, ImageSet, Picture};
 use llmctl_models::images::{ImageKey, ImageRows, ImageSpan};
-use llmctl_models::kv::disk::{DiskPageKey, ImageFolder, PageLabel, Saving, names};
+use llmctl_models::kv::disk::{DiskPageKey, ImageFolder, PageLabel, Saving, file_name, names};
 use llmctl_models::load::{Fingerprint, adopt_pages, fingerprint};
 use llmctl_models::model::arch::parse_config;
 use llmctl_template::ImageRef;
@@ -517,6 +517,21 @@ fn prompts_computed_ahead_arrive_pinned_once_and_whole() {
     assert_eq!(pinned, to.pages().values().map(|page| page.len() as u64).sum::<u64>());
     let again = to.store.import_prompts(&mut archive, LIMIT).expect("there already");
     assert_eq!(again.num_pages, 0);
+    let inner = file_name(DiskPageKey { name: pages[1], group: 0 });
+    let lost =
+        to.pages().into_keys().find(|path| path.ends_with(&inner)).expect("a page that ends no prompt");
+    assert_ne!(pages.last(), Some(&pages[1]));
+    fs::remove_file(to.folder.path().join(lost)).expect("lost");
+    to.store.import_prompts(&mut archive, LIMIT).expect("imported");
+    assert_eq!(to.pages().len(), pages.len(), "it is there again");
+    #[cfg(unix)]
+    {
+        let pipe = to.kv().join("warm/pipe.json");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).expect("a pipe");
+        let faults = llmctl_models::kv::disk::WarmPrompt::read_all(&to.kv()).1;
+        assert!(faults[0].ends_with("pipe.json: not a regular file"), "{faults:?}");
+        fs::remove_file(pipe).expect("removed");
+    }
     let session = &mut open(&from.pack("trip")).expect("sound");
     let error = to.store.import_prompts(session, LIMIT).expect_err("a session").to_string();
     assert!(error.contains("`llmctl sessions import FILE` takes it"), "{error}");

@@ -245,6 +245,20 @@ fn branches_follow_their_session_by_what_it_is_not_by_its_name() {
 }
 
 #[test]
+fn a_branch_that_cannot_be_read_is_found_by_its_name() {
+    let place = Place::new();
+    let writer = place.session("trip", &["1", "2"]);
+    (0..2).for_each(|_| drop(writer.branch(None, BranchReason::Edit).expect("branched")));
+    drop((writer, place.session("other", &["1"])));
+    fs::write(place.path("trip~1"), "damaged\n").expect("written");
+    assert_eq!(place.branches("trip"), ["trip~2", "trip~1"], "at the end");
+    assert_eq!(place.branches("trip~2"), ["trip~2", "trip~1"]);
+    assert!(place.branches("other").is_empty());
+    let package = place.store.pack(&name("trip"), |_, _| None).expect("packed");
+    assert!(package.notices[0].starts_with("branch trip~1 is left out: "), "{:?}", package.notices);
+}
+
+#[test]
 fn branches_of_long_names_and_of_names_that_look_like_branches_are_free() {
     let place = Place::new();
     for long in ["x".repeat(128), format!("a~{}", "9".repeat(40)), "a~1".to_owned(), "a~01".to_owned()] {

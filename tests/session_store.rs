@@ -415,6 +415,18 @@ fn a_session_that_rests_is_not_read_again_for_a_list() {
     assert_eq!(turns(&store), [Some(2)]);
 }
 
+#[cfg(unix)]
+#[test]
+fn a_pipe_in_place_of_a_transcript_is_refused_and_not_waited_for() {
+    let (folder, store) = store();
+    let pipe = transcript_path(&folder, "pipe");
+    fs::create_dir_all(pipe.parent().expect("a folder")).expect("created");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).expect("a pipe");
+    let listed = store.list().expect("listed");
+    let error = listed[0].summary.as_ref().expect_err("no file").to_string();
+    assert!(error.contains("not a regular file"), "{error}");
+}
+
 #[test]
 fn leftovers_of_crashes_are_no_sessions() {
     let (folder, store) = store();

@@ -108,12 +108,12 @@ pub enum Notice {
     )]
     MovedSystem { count: usize, takes_none: bool },
     #[error(
-        "{count} {} of tool results {}",
+        "{count} {} {}",
         if *.count == 1 { "image" } else { "images" },
-        if *.is_shown { "moved to the user turn behind: the chat template prints none in results" }
+        if *.is_shown { "of tool results moved to the user turn behind: the chat template prints none in results" }
         else { "left out: this model reads text alone" }
     )]
-    ResultImages { count: usize, is_shown: bool },
+    MovedImages { count: usize, is_shown: bool },
     #[error(
         "session {session}: a turn was being saved when llmctl was interrupted; its {num_bytes} bytes were dropped"
     )]

@@ -3,9 +3,9 @@
 //!
 //! Knows nothing of the content. On other systems than Unix, permissions are inherited from the folder above.
 //! Invariant: no name ever holds an incomplete [`UnfinishedFile`]; one that is given up leaves nothing
-//! behind.
+//! behind, and what a killed process leaves goes with the next file of the name.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -85,11 +85,16 @@ impl UnfinishedFile {
             return Err(io::Error::other("it is no regular file, and is not replaced"));
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        remove_abandoned(&path, &name);
         let mut attempt = 0;
         loop {
             let part = path.with_file_name(format!(".{name}.{}-{attempt}.part", std::process::id()));
             match open(File::options().read(true).write(true).create_new(true), &part) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < MAX_ATTEMPTS => {
+                    attempt += 1;
+                }
+                // Another process may take it for abandoned until it is locked.
+                Ok(file) if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) || !part.exists() => {
                     attempt += 1;
                 }
                 opened => return opened.map(|file| (Self { part, path, is_finished: false }, file)),
@@ -107,6 +112,23 @@ impl UnfinishedFile {
         self.is_finished = true;
         sync_folder_of(&self.path);
         Ok(())
+    }
+}
+
+/// Removes what killed processes have left of a file: one that is being written is locked.
+fn remove_abandoned(path: &Path, name: &str) {
+    let is_part = |part: &str| {
+        let process = part.strip_prefix('.')?.strip_prefix(name)?.strip_prefix('.')?.strip_suffix(".part")?;
+        let (id, attempt) = process.split_once('-')?;
+        Some(id.parse::<u32>().is_ok() && attempt.parse::<u32>().is_ok())
+    };
+    for entry in fs::read_dir(folder_of(path)).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().and_then(is_part) == Some(true)
+            && entry.file_type().is_ok_and(|kind| kind.is_file())
+            && File::open(entry.path()).is_ok_and(|part| part.try_lock().is_ok())
+        {
+            let _ = fs::remove_file(entry.path());
+        }
     }
 }
 
@@ -131,8 +153,11 @@ pub fn replace_file(path: &Path, content: &[u8]) -> io::Result<()> {
 
 /// Makes a new name durable, where the file system can.
 pub fn sync_folder_of(path: &Path) {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let _ = File::open(folder).and_then(|folder| folder.sync_all());
+    let _ = File::open(folder_of(path)).and_then(|folder| folder.sync_all());
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// Returns the mode of a file that others may read or write; `None` for a private one, or if the system has
@@ -152,12 +177,27 @@ pub fn mode_for_others(path: &Path) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_process_left_goes_and_what_another_writes_stays() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        for name in [".out.1-0.part", ".out.mine.part", ".other.1-0.part"] {
+            fs::write(path(name), "half").expect("written");
+        }
+        let (running, file) = UnfinishedFile::create(&path("out")).expect("created");
+        replace_file(&path("out"), b"new").expect("beside it");
+        let there = [".out.1-0.part", ".out.mine.part", ".other.1-0.part"].map(|name| path(name).exists());
+        assert_eq!((there, running.part.exists()), ([false, true, true], true));
+        running.finish(&file).expect("whole");
+    }
+
     #[cfg(unix)]
     #[test]
     fn a_planted_link_is_neither_followed_nor_removed() {
         use std::os::unix::fs::symlink;
 
-        use super::*;
         let folder = tempfile::tempdir().expect("a folder");
         let (path, victim) = (folder.path().join("out"), folder.path().join("victim"));
         fs::write(&victim, "precious").expect("written");

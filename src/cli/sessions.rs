@@ -14,6 +14,7 @@ mod show;
 
 use std::path::PathBuf;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -41,7 +42,7 @@ pub struct SessionsArgs {
     /// Use the sessions of this owner of API keys of `llmctl serve`, instead of your own
     ///
     /// Owners are those that the key file names, `anonymous` for a server without keys, and key-... for keys without an owner.
-    #[arg(long, value_name = "NAME", global = true)]
+    #[arg(long, value_name = "NAME", global = true, value_parser = NonEmptyStringValueParser::new())]
     pub owner: Option<String>,
 
     /// Format of stdout: text, or one JSON object
@@ -167,7 +168,10 @@ pub fn run(
 ) -> Result<Exit, CommandError> {
     let mut store = store(places)?;
     if let Some(owner) = &args.owner {
-        store = owned(&store, owner)?;
+        store = match &args.command {
+            Some(SessionsCommand::Import { .. }) => store.of_owner(owner), // who may be new
+            _ => owned(&store, owner)?,
+        };
     }
     let (text, object) = match args.command.unwrap_or(SessionsCommand::List) {
         SessionsCommand::List if args.owner.is_none() => {

@@ -163,14 +163,14 @@ impl ChatTokenizer {
         self.encode_with_images(rendered, true, &mut plans.iter())
     }
 
-    /// Returns what becomes of the images of tool results; `None` if there are none, or they stay there.
-    pub fn notice_of_images(&self, messages: &[Message]) -> Option<Notice> {
-        let results = messages.iter().filter(|message| message.role == Role::Tool);
-        let count = results.flat_map(Message::images).count();
+    /// Returns what becomes of images that are left out or moved, those of tool results; `None` if there are none.
+    pub fn notice_of_images<'a>(&self, messages: impl Iterator<Item = &'a Message>) -> Option<Notice> {
         let markup = self.image_markup();
+        let told = messages.filter(|message| markup.is_none() || message.role == Role::Tool);
+        let count = told.flat_map(Message::images).count();
         let stays = self.spells_tools() || markup.is_some_and(|markup| markup.in_tool.is_some());
         let is_shown = markup.is_some();
-        (count > 0 && !(is_shown && stays)).then_some(Notice::ResultImages { count, is_shown })
+        (count > 0 && !(is_shown && stays)).then_some(Notice::MovedImages { count, is_shown })
     }
 
     /// Sets the format of the model's calls, whatever its template shows.

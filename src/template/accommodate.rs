@@ -84,7 +84,10 @@ impl Accommodation {
         }
         if num_in_results(&adapted.messages) > 0 {
             match images {
-                None => images::leave_out_of_results(&mut adapted.to_mut().messages),
+                None => {
+                    let results = adapted.to_mut().messages.iter_mut();
+                    images::leave_out_images(results.filter(|message| message.role == Role::Tool));
+                }
                 Some(images) if images.in_tool.is_none() && !spells => {
                     images::move_from_results(&mut adapted.to_mut().messages);
                 }

@@ -93,14 +93,7 @@ impl ImageMarkup {
                 continue;
             }
             match form.unwrap_or_default() {
-                ImageForm::Text => {
-                    let text = |part: &Value| match is_image(part) {
-                        true => self.spelt.clone(),
-                        false => part["text"].as_str().unwrap_or_default().to_owned(),
-                    };
-                    let text: String = parts.iter().map(text).collect();
-                    message.content = Some(Content::Text(text));
-                }
+                ImageForm::Text => message.content = Some(as_text(parts, |_| self.spelt.clone())),
                 form => parts.iter_mut().filter(|part| is_image(part)).for_each(|part| *part = form.part()),
             }
         }
@@ -158,16 +151,24 @@ fn of_images(parts: Vec<Value>) -> Option<Message> {
     (!parts.is_empty()).then(|| Message::user(parts))
 }
 
-/// Puts words in place of the images of tool results, for a model that reads text alone.
-pub(super) fn leave_out_of_results(messages: &mut [Message]) {
-    for message in messages.iter_mut().filter(|message| message.role == Role::Tool) {
-        let Some(Content::Parts(parts)) = &mut message.content else { continue };
-        for part in parts {
-            if let Some(image) = ImageRef::of(part) {
-                *part = text_part(&format!("{} (left out: this model reads text alone)", image.tag()));
-            }
-        }
+/// Puts words in place of images, for a model that reads text alone.
+pub fn leave_out_images<'a>(messages: impl IntoIterator<Item = &'a mut Message>) {
+    for message in messages {
+        let parts = match &message.content {
+            Some(Content::Parts(parts)) if parts.iter().any(is_image) => parts,
+            _ => continue,
+        };
+        let words = |image: ImageRef| format!("{} (left out: this model reads text alone)", image.tag());
+        message.content = Some(as_text(parts, words));
     }
+}
+
+fn as_text(parts: &[Value], words: impl Fn(ImageRef) -> String) -> Content {
+    let text = |part: &Value| match ImageRef::of(part) {
+        Some(image) => words(image),
+        None => part["text"].as_str().unwrap_or_default().to_owned(),
+    };
+    Content::Text(parts.iter().map(text).collect())
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ pub use accommodate::Accommodation;
 pub use arrange::CallIds;
 pub use clock::DateTime;
 pub use error::TemplateError;
-pub use images::{ImageForm, ImageMarkup};
+pub use images::{ImageForm, ImageMarkup, leave_out_images};
 pub use jinja::{ChatTemplate, RenderOptions, SpecialTokens};
 pub use message::{Content, Conversation, ImageRef, Message, Role, ToolCall, text_part};
 pub use named::UnknownFormat;

@@ -27,7 +27,7 @@ use super::think::Think;
 use crate::cli::model::load;
 use crate::cli::model::load::Loaded;
 use crate::cli::terminal::output::OutputError;
-use crate::cli::terminal::report::{counted, drafts};
+use crate::cli::terminal::report::{counted, drafts, is_same_file};
 use crate::cli::terminal::signal::Graceful;
 use input::{MAX_ROW_BYTES, open_rows, read_row};
 use llmctl_base::GivenSampling;
@@ -138,11 +138,6 @@ fn think(llm: &Loaded, args: &RunArgs) -> Result<Think, CommandError> {
 /// Returns the names by which a row may call the loaded model: its own, and the reference that the user gave.
 fn known_names(llm: &Loaded, args: &RunArgs) -> Vec<String> {
     [Some(llm.info().name.clone()), args.model.model.clone()].into_iter().flatten().collect()
-}
-
-/// Returns whether both exist and are one file, whatever they are called.
-pub fn is_same_file(a: &Path, b: &Path) -> bool {
-    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
 
 /// Why the rows came to an end.

@@ -28,7 +28,7 @@ use crate::cli::think::{Think, Thinking};
 use crate::cli::{endpoint, sessions};
 use llmctl_base::{Error, Sampling};
 use llmctl_engine::GrammarSource;
-use llmctl_engine::session::store::{SavedSession, SessionName, SessionStore, SessionWriter, now_ms};
+use llmctl_engine::session::store::{Listed, SavedSession, SessionName, SessionStore, SessionWriter, now_ms};
 use llmctl_engine::turn::{PromptedTurn, SessionChat};
 use llmctl_hub::builtin::GUIDE;
 use llmctl_image::ImageSet;
@@ -289,12 +289,20 @@ impl Chat<'_> {
         (self.state.last, self.state.has_warned, self.state.taken) = (None, false, None);
     }
 
+    /// Says what the model cannot use of the conversation.
+    pub fn note_conversation(&self) {
+        let session_chat = &self.state.session_chat;
+        let tokenizer = self.model.here().map(|llm| llm.texts().chat_tokenizer());
+        let images = tokenizer.and_then(|tokenizer| tokenizer.notice_of_images(session_chat.messages()));
+        session_chat.notices().iter().chain(&images).for_each(|notice| self.ui.terminal.note(notice));
+    }
+
     /// Goes on with an opened session; gives what was found of its KV, in words.
     pub fn adopt(&mut self, writer: SessionWriter, is_fresh: bool) -> Result<Option<String>, CommandError> {
         self.leave();
         self.state.keeping = SavePlace::Saved { name: writer.name().clone(), is_automatic: false, is_fresh };
         self.state.session_chat = SessionChat::resume(writer, self.model.fingerprint());
-        self.state.session_chat.notices().iter().for_each(|notice| self.ui.terminal.note(notice));
+        self.note_conversation();
         if let (Some(system), false) = (&self.state.system, self.state.turns().is_empty())
             && Some(system.as_str()) != self.state.saved().system()
         {
@@ -392,10 +400,20 @@ fn wanted_session(args: &ChatArgs, places: &Places) -> Result<Option<SessionName
     if !args.session.r#continue {
         return Ok(None);
     }
-    let listed = sessions::store(places)?.list()?;
+    let store = sessions::store(places)?;
+    let listed = store.list()?;
     let own = listed.iter().filter(|listed| listed.branch().is_none());
     let used = own.filter_map(|listed| Some((listed.summary.as_ref().ok()?, &listed.name)));
     let last = used.filter(|(summary, _)| summary.turns > 0).max_by_key(|(summary, _)| summary.last_used_ms);
+    let last_ms = last.map_or(0, |(summary, _)| summary.last_used_ms);
+    let mut newer = listed.iter().filter(|listed| store.written_ms(&listed.name) > last_ms);
+    let is_unread = |listed: &&Listed| listed.summary.is_err() && !listed.name.is_of_branch();
+    if let Some(Listed { name, summary: Err(error) }) = newer.find(is_unread) {
+        let error = sessions::explain(error.clone());
+        return Err(error.context(format!(
+            "session {name} is newer than others and cannot be read; --session NAME continues another"
+        )));
+    }
     last.map(|(_, name)| Some(name.clone())).ok_or_else(|| {
         let error = Kind::NotFound.error("there is no session to continue");
         error.hint("start one without --continue")

@@ -16,7 +16,6 @@ use indicatif::ProgressBar;
 use serde_json::Value;
 
 use super::batch::input::open_rows;
-use super::batch::is_same_file;
 use super::config::Config;
 use super::error::{CommandError, Exit};
 use super::terminal::Terminal;
@@ -25,7 +24,7 @@ use crate::cli::flags::args::{
 };
 use crate::cli::model::load::embedder::load_embedder;
 use crate::cli::terminal::output::OutputError;
-use crate::cli::terminal::report::counted;
+use crate::cli::terminal::report::{check_new_file, counted, is_same_file};
 use input::{EmbedRow, Rows};
 use llmctl_engine::embed::{EmbedClient, EmbedInput, EmbedJob, EmbedKind, EmbedOutput, LongText};
 use llmctl_models::load::{AskedTask, Dtype, Isa, Pooling};
@@ -65,6 +64,10 @@ pub struct EmbedArgs {
     /// Write to this file instead of stdout
     #[arg(long, short, value_name = "FILE")]
     pub out: Option<PathBuf>,
+
+    /// Replace the file if it exists
+    #[arg(long, requires = "out")]
+    pub force: bool,
 
     /// Format of the result (default: npy for a file of that name, else jsonl)
     #[arg(long, visible_alias = "output", value_enum, value_name = "FORMAT")]
@@ -171,6 +174,7 @@ fn check_files(args: &EmbedArgs) -> Result<(), CommandError> {
     {
         return Err(CommandError::usage("--input and --out are the same file"));
     }
+    args.out.as_deref().map_or(Ok(()), |out| check_new_file(out, args.force))?;
     if args.out.is_none() && args.format() == VectorFormat::Npy && io::stdout().is_terminal() {
         let error = CommandError::usage("--format npy: a terminal shows no matrix");
         return Err(error.hint("--out FILE writes it to a file"));

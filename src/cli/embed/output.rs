@@ -1,9 +1,9 @@
 //! Vectors as JSON lines, or as a matrix in numpy's format (version 1.0), whose header has the number of
-//! rows: it is written last. So a matrix on its way to stdout is held whole, and a file of one gets its name
-//! when it is whole; a failure leaves none.
+//! rows: it is written last. So a matrix on its way to stdout is held whole. A file gets its name when it is whole; a failure
+//! leaves none.
 
 use std::fs::File;
-use std::io::{self, BufWriter, Cursor, Seek, SeekFrom, Write};
+use std::io::{self, BufWriter, Cursor, Seek, SeekFrom, StdoutLock, Write};
 use std::path::Path;
 
 use serde_json::Value;
@@ -25,10 +25,10 @@ pub struct VectorFile {
 }
 
 enum VectorSink {
-    Lines(Box<dyn Write>),
+    Lines(StdoutLock<'static>),
     /// On its way to stdout.
     Matrix(Cursor<Vec<u8>>),
-    MatrixFile(BufWriter<File>, UnfinishedFile),
+    File(BufWriter<File>, UnfinishedFile, VectorFormat),
 }
 
 impl VectorFile {
@@ -38,12 +38,9 @@ impl VectorFile {
     /// A file that cannot be created.
     pub fn create(path: Option<&Path>, format: VectorFormat, width: usize) -> Result<Self, CommandError> {
         let sink = match (path, format) {
-            (None, VectorFormat::Jsonl) => Ok(VectorSink::Lines(Box::new(io::stdout().lock()))),
+            (None, VectorFormat::Jsonl) => Ok(VectorSink::Lines(io::stdout().lock())),
             (None, VectorFormat::Npy) => Ok(VectorSink::Matrix(Cursor::new(vec![0; HEADER_BYTES]))),
-            (Some(path), VectorFormat::Jsonl) => {
-                File::create(path).map(|file| VectorSink::Lines(Box::new(BufWriter::new(file))))
-            }
-            (Some(path), VectorFormat::Npy) => matrix_file(path),
+            (Some(path), format) => file_sink(path, format),
         };
         let sink = sink.map_err(|error| {
             let path = path.unwrap_or(Path::new("standard output"));
@@ -59,13 +56,16 @@ impl VectorFile {
     /// A full disk, a closed pipe.
     pub fn write(&mut self, index: usize, id: Option<Value>, vector: &[f32]) -> Result<(), OutputError> {
         self.num_rows += 1;
-        let bytes = || vector.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let bytes = |format| match format {
+            VectorFormat::Jsonl => json_line(index, id, vector).into_bytes(),
+            VectorFormat::Npy => vector.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        };
         let written = match &mut self.sink {
-            VectorSink::Lines(lines) => lines.write_all(json_line(index, id, vector).as_bytes()),
+            VectorSink::Lines(lines) => lines.write_all(&bytes(VectorFormat::Jsonl)),
             VectorSink::Matrix(matrix) => {
-                matrix.seek(SeekFrom::End(0)).and_then(|_| matrix.write_all(&bytes()))
+                matrix.seek(SeekFrom::End(0)).and_then(|_| matrix.write_all(&bytes(VectorFormat::Npy)))
             }
-            VectorSink::MatrixFile(file, _) => file.write_all(&bytes()),
+            VectorSink::File(file, _, format) => file.write_all(&bytes(*format)),
         };
         written.map_err(|error| OutputError::new(&self.name, error))
     }
@@ -85,16 +85,21 @@ impl VectorFile {
                 let mut stdout = io::stdout().lock();
                 stdout.write_all(&bytes).and_then(|()| stdout.flush())
             }
-            VectorSink::MatrixFile(file, unfinished) => finish_file(file, &header, unfinished),
+            VectorSink::File(file, unfinished, format) => {
+                let header = if format == VectorFormat::Npy { &header[..] } else { &[] };
+                finish_file(file, header, unfinished)
+            }
         };
         finished.map_err(|error| OutputError::new(&name, error))
     }
 }
 
-fn matrix_file(path: &Path) -> io::Result<VectorSink> {
+fn file_sink(path: &Path, format: VectorFormat) -> io::Result<VectorSink> {
     let (unfinished, mut file) = UnfinishedFile::create(path)?;
-    file.write_all(&[0; HEADER_BYTES])?;
-    Ok(VectorSink::MatrixFile(BufWriter::new(file), unfinished))
+    if format == VectorFormat::Npy {
+        file.write_all(&[0; HEADER_BYTES])?;
+    }
+    Ok(VectorSink::File(BufWriter::new(file), unfinished, format))
 }
 
 fn finish_file(file: BufWriter<File>, header: &[u8], unfinished: UnfinishedFile) -> io::Result<()> {

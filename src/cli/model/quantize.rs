@@ -12,7 +12,7 @@ use crate::cli::error::{CommandError, Exit, Kind};
 use crate::cli::places::free_bytes;
 use crate::cli::terminal::Terminal;
 use crate::cli::terminal::input::read_file;
-use crate::cli::terminal::report::{bytes, check_new_file, counted, print};
+use crate::cli::terminal::report::{bytes, check_new_file, counted, is_same_file, print};
 use crate::cli::terminal::signal::Graceful;
 use llmctl_hub::{ModelSource, Resolved};
 use llmctl_models::load;
@@ -71,6 +71,11 @@ pub fn run(args: QuantizeArgs, context: CommandContext<'_>) -> Result<Exit, Comm
     let CommandContext { config, places, terminal, .. } = context;
     check_new_file(&args.out, args.force)?;
     let resolved = models::find(&args.model, places, &config.aliases())?;
+    if args.check.is_some() && is_same_file(resolved.source.path(), &args.out) {
+        return Err(CommandError::usage(
+            "--check compares IN with OUT, and both are one file, which OUT replaces",
+        ));
+    }
     resolved.notices.iter().for_each(|notice| terminal.note(notice));
     let files = ModelFiles::open(&resolved.source)?;
     let imatrix = args.imatrix.as_deref().map(Imatrix::open).transpose()?;

@@ -62,7 +62,11 @@ fn answer_turn(place: Option<SessionPlace<'_>>, turn: RunTurn<'_, '_>) -> Result
     let llm = loaded(&turn)?;
     turn.next.check_sight(&llm)?;
     let model = llm.texts().fingerprint().clone();
-    with_chat(place, model, turn, |name, session_chat, turn| take_turn(&llm, name, session_chat, turn))
+    with_chat(place, model, turn, |name, session_chat, turn| {
+        let notice = llm.texts().chat_tokenizer().notice_of_images(session_chat.messages());
+        notice.iter().for_each(|notice| turn.terminal.note(notice));
+        take_turn(&llm, name, session_chat, turn)
+    })
 }
 
 /// Loads the model, which must have a chat template.

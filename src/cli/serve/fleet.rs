@@ -152,7 +152,7 @@ fn find_all(args: &ServeArgs, terminal: &Terminal) -> Result<Vec<AskedModel>, Co
         let is_embedder = is_embedder || computes_vectors(&resolved);
         Ok(AskedModel { is_pinned, reference, resolved, is_embedder })
     };
-    let mut found: Vec<AskedModel> = references(&args.fleet)?
+    let mut found: Vec<AskedModel> = references(&args.fleet, terminal)?
         .into_iter()
         .map(|model| find(model, false))
         .collect::<Result<_, CommandError>>()?;
@@ -181,10 +181,10 @@ fn without_twins(found: Vec<AskedModel>) -> Vec<AskedModel> {
 ///
 /// # Errors
 /// Those of reading --models-folder.
-fn references(args: &FleetArgs) -> Result<Vec<Option<String>>, CommandError> {
+fn references(args: &FleetArgs, terminal: &Terminal) -> Result<Vec<Option<String>>, CommandError> {
     let mut references: Vec<Option<String>> = args.models.iter().cloned().map(Some).collect();
     if let Some(folder) = &args.models_folder {
-        references.extend(in_folder(folder)?.into_iter().map(Some));
+        references.extend(in_folder(folder, terminal)?.into_iter().map(Some));
     }
     if references.is_empty() {
         references.push(None);
@@ -193,8 +193,8 @@ fn references(args: &FleetArgs) -> Result<Vec<Option<String>>, CommandError> {
 }
 
 /// Returns the models in a folder, by name: files of GGUF, the first part of split ones, and folders with a config.json. Links to
-/// nothing are none.
-fn in_folder(folder: &Path) -> Result<Vec<String>, CommandError> {
+/// nothing are none; names that are not UTF-8 are left out with a warning.
+fn in_folder(folder: &Path, terminal: &Terminal) -> Result<Vec<String>, CommandError> {
     let shown = || format!("--models-folder: {}", folder.display());
     let entries = fs::read_dir(folder).map_err(|error| {
         let kind = if error.kind() == std::io::ErrorKind::NotFound { Kind::NotFound } else { Kind::Io };
@@ -203,11 +203,19 @@ fn in_folder(folder: &Path) -> Result<Vec<String>, CommandError> {
     let mut paths: Vec<PathBuf> = entries.filter_map(Result::ok).map(|entry| entry.path()).collect();
     paths.retain(|path| is_model(path));
     paths.sort();
-    if paths.is_empty() {
+    let named = |path: PathBuf| match path.into_os_string().into_string() {
+        Ok(name) => Some(name),
+        Err(name) => {
+            terminal.warn(format!("{name:?} is left out: its name is not UTF-8"));
+            None
+        }
+    };
+    let names: Vec<String> = paths.into_iter().filter_map(named).collect();
+    if names.is_empty() {
         let message = format!("{} holds neither a .gguf file nor a model folder", shown());
         return Err(Kind::NotFound.error(message));
     }
-    Ok(paths.into_iter().map(|path| path.to_string_lossy().into_owned()).collect())
+    Ok(names)
 }
 
 fn is_model(path: &Path) -> bool {
@@ -393,12 +401,18 @@ fn kv_bytes(need: MemoryNeed, asked: EngineOptions, budget: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    #[cfg(target_os = "linux")]
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
+    use crate::cli::flags::args::ColorWhen;
 
     #[test]
     fn folders_hold_files_and_folders_of_models() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = |name: &str| folder.path().join(name);
+        let terminal = &Terminal::new(ColorWhen::Never, 0, true);
+        let in_folder = |folder: &Path| in_folder(folder, terminal);
         assert_eq!(in_folder(folder.path()).map_err(|error| error.kind), Err(Kind::NotFound));
         for file in
             ["b.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "mmproj-b.gguf", "notes.txt"]
@@ -409,6 +423,8 @@ mod tests {
             fs::create_dir(path(dir)).expect("a folder");
             fs::write(path(dir).join(file), "{}").expect("a file");
         }
+        #[cfg(target_os = "linux")]
+        fs::write(folder.path().join(std::ffi::OsStr::from_bytes(b"\xff.gguf")), "").expect("a file");
         let found = in_folder(folder.path()).unwrap_or_default();
         let names: Vec<_> = found.iter().map(|path| path.rsplit('/').next().unwrap_or_default()).collect();
         assert_eq!(names, ["a", "b.gguf", "big-00001-of-00002.gguf"]);

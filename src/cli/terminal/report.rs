@@ -35,6 +35,11 @@ pub fn check_new_file(path: &Path, may_replace: bool) -> Result<(), CommandError
     }
 }
 
+/// Returns whether both exist and are one file, whatever they are called.
+pub fn is_same_file(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
 /// Writes `text` to stdout. A closed pipe is not an error.
 pub fn print(text: &str) -> Result<Exit, CommandError> {
     match Output::stdout().write(text) {
@@ -150,7 +155,7 @@ pub fn decimal(value: f32) -> Value {
 
 /// Returns the tokens of the context that a turn used.
 pub fn used(usage: &Usage) -> usize {
-    usage.prompt_tokens + usage.completion_tokens
+    usage.prompt_tokens.saturating_add(usage.completion_tokens)
 }
 
 /// Returns the part of `--stats` about drafts, which follows the number of tokens; `refuses_drafts` if the
@@ -195,6 +200,12 @@ pub fn usage_json(usage: &Usage) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tokens_of_a_file_that_was_edited_cannot_overflow() {
+        let usage = Usage { prompt_tokens: usize::MAX, completion_tokens: 2, ..Usage::default() };
+        assert_eq!(used(&usage), usize::MAX);
+    }
 
     #[test]
     fn ages_are_in_the_largest_whole_unit() {

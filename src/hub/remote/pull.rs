@@ -132,6 +132,9 @@ impl PullPlan {
     pub fn run(&self, client: &Arc<HubClient>, observer: &dyn PullObserver) -> Result<(), HubError> {
         self.store.prepare()?;
         self.download_all(client, observer)?;
+        if !self.files.iter().all(|file| self.store.has(file)) {
+            self.download_all(client, observer)?; // another process has erased what nothing linked to yet
+        }
         let mut files: Vec<&RemoteFile> = self.files.iter().collect();
         let order = |path: &str| (path == "config.json", !is_companion(path));
         files.sort_by_key(|file| (order(&file.path), std::cmp::Reverse(&file.path)));

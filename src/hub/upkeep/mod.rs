@@ -24,7 +24,7 @@ use super::reference::Selector;
 /// Folder depth below a snapshot that is followed; repositories have two or three.
 const MAX_DEPTH: usize = 16;
 
-/// Age of a partial file, in which nothing was written to it, after which its download counts as abandoned.
+/// Age of a file without a link, in which nothing was written to it, after which its download counts as abandoned.
 const ABANDONED_AFTER: Duration = Duration::from_secs(600);
 
 /// A repository of the cache with all its files.
@@ -218,7 +218,8 @@ impl RepoScan {
         }
     }
 
-    /// Returns the blobs that no snapshot links to; partial files only if they have not been written to lately.
+    /// Returns the blobs that no snapshot links to, and that were not written lately; complete ones only while no other file
+    /// looks as if a download of the repository is running, because that links all its files at its end.
     pub fn unreferenced(&self, now: SystemTime) -> Vec<&BlobFile> {
         let linked: BTreeSet<&str> = self
             .snapshots
@@ -229,9 +230,9 @@ impl RepoScan {
         let is_old = |blob: &BlobFile| {
             blob.modified.and_then(|at| now.duration_since(at).ok()).is_some_and(|age| age >= ABANDONED_AFTER)
         };
-        let is_garbage =
-            |blob: &&BlobFile| !linked.contains(&*blob.name) && (!blob.is_partial || is_old(blob));
-        self.blobs.iter().filter(is_garbage).collect()
+        let unlinked = || self.blobs.iter().filter(|blob| !linked.contains(&*blob.name));
+        let is_running = !unlinked().all(is_old);
+        unlinked().filter(|blob| is_old(blob) && (blob.is_partial || !is_running)).collect()
     }
 
     /// Returns the links of snapshots to blobs that do not exist.

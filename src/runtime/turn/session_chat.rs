@@ -35,7 +35,7 @@ use llmctl_base::notice::Notice;
 use llmctl_image::{ImageHash, ImageSet};
 use llmctl_models::images::ImageSpan;
 use llmctl_models::kv::Tokens;
-use llmctl_template::{Content, Conversation, DateTime, ImageRef, Message, Reasoning};
+use llmctl_template::{Content, Conversation, DateTime, ImageRef, Message, Reasoning, leave_out_images};
 
 /// A conversation in progress.
 #[derive(Debug)]
@@ -191,7 +191,7 @@ impl SessionChat {
 
     /// Renders and encodes the prompt of the next answer. `conversation` holds all messages, as a client sends them. Finished
     /// turns that it repeats stay; the new turn replaces those from the first that it does not repeat. Images are `given`, or those of
-    /// the conversation.
+    /// the conversation; for a model that reads text alone, words stand for those of finished turns.
     ///
     /// # Errors
     /// [`Error::Template`]; [`Error::InvalidParameter`] for a text that the vocabulary cannot express, and for an image that is not
@@ -204,10 +204,14 @@ impl SessionChat {
     ) -> Result<PromptedTurn> {
         let started_ms = now_ms();
         let date = self.date(started_ms);
-        let arranged = chat_tokenizer.arranged(&conversation);
+        let (kept_turns, kept_messages) = repeated(&self.saved, &conversation.messages);
+        let mut arranged = chat_tokenizer.arranged(&conversation);
+        if chat_tokenizer.vision().is_none() && arranged.images().next().is_some() {
+            leave_out_images(&mut arranged.to_mut().messages[..kept_messages]);
+        }
+        let asked = AskedImages::of(chat_tokenizer, &arranged)?;
         let render = |shown: &Conversation| chat_tokenizer.render(shown, date);
         let prompt = self.transcript.splice_arranged(&conversation.messages, &arranged, render)?;
-        let asked = AskedImages::of(chat_tokenizer, &arranged)?;
         let encoded = asked.encode(&prompt)?;
         let images = asked.placed(&encoded, given, |image, hash| self.stored_image(image, hash))?;
         let mut given = given.clone();
@@ -216,7 +220,6 @@ impl SessionChat {
         let tokens = encoded.tokens;
         let is_reasoning_off = Reasoning::is_off_in(&conversation.kwargs);
         let messages = conversation.messages;
-        let (kept_turns, kept_messages) = repeated(&self.saved, &messages);
         Ok(PromptedTurn {
             prompt,
             tokens,

@@ -97,7 +97,7 @@ fn prepare_chat(
     };
     let chat_tokenizer = &app.model().chat_tokenizer;
     let notice = chat_tokenizer.notice_of_moved_system(&conversation.messages);
-    let of_images = chat_tokenizer.notice_of_images(&conversation.messages);
+    let of_images = chat_tokenizer.notice_of_images(conversation.messages.iter());
     let planned = opened.begin(planner, conversation, &request.turn)?;
     let plans = vec![planned.plan.clone()];
     // Several answers are no turn: the client's next request shows which of them the conversation continues.

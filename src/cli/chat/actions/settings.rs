@@ -66,7 +66,7 @@ pub fn model(chat: &mut Chat<'_>, argument: &str) -> Done {
     chat.model.note_named(next);
     chat.ui.terminal.report(&format!("model {}", chat.model.spoken()));
     if chat.model.here().is_some() {
-        chat.state.session_chat.notices().iter().for_each(|notice| chat.ui.terminal.note(notice));
+        chat.note_conversation();
     }
     Ok(Effect::Prompt)
 }

@@ -35,8 +35,8 @@ pub enum Consent {
 
 const SCHEMA: &str = "llmctl.models.v1";
 
-/// A session and the path of the model that it continues with.
-type SessionModel = (String, PathBuf);
+/// A session and the path of the model that it continues with; `None` if the session cannot be read.
+type SessionModel = (String, Option<PathBuf>);
 
 /// A part of the cache that a user named.
 struct CacheTarget {
@@ -106,7 +106,9 @@ pub fn remove(
     for (target, (scan, plan)) in targets.iter().zip(&plans) {
         check_unused(&target.reference, scan, plan, &mapped).map(drop)?;
     }
-    let sessions = sessions_with(plans.iter().map(|(_, plan)| plan), &session_models(places, &aliases));
+    let mut models = session_models(places, &aliases);
+    models.retain(|(_, path)| path.is_some()); // the user has named what is to go
+    let sessions = sessions_with(plans.iter().map(|(_, plan)| plan), &models);
     let total = plans.iter().map(|(_, plan)| plan.bytes).sum();
     let described = described(&targets, &plans);
     if !is_agreed(consent, &format!("{described}{}", needed(&sessions)), total)? {
@@ -221,17 +223,28 @@ fn loaded_paths(scan: &RepoScan, plan: &Erasure) -> Vec<PathBuf> {
     folders.chain(files).filter(|path| plan.covers(path)).cloned().collect()
 }
 
-/// Lists the sessions whose model a plan erases.
+/// Lists the sessions whose model a plan erases, or may erase because it is not known.
 fn sessions_with<'a>(plans: impl Iterator<Item = &'a Erasure>, models: &[SessionModel]) -> Vec<String> {
-    let plans: Vec<&Erasure> = plans.collect();
-    let uses = |(_, path): &&SessionModel| plans.iter().any(|plan| plan.covers(path));
-    models.iter().filter(uses).map(|(name, _)| name.clone()).collect()
+    let plans: Vec<&Erasure> =
+        plans.filter(|plan| !plan.files.is_empty() || !plan.folders.is_empty()).collect();
+    let name = |(name, path): &SessionModel| match path {
+        Some(path) => plans.iter().any(|plan| plan.covers(path)).then(|| name.clone()),
+        None if plans.is_empty() => None,
+        None => Some(format!(
+            "{name} (cannot be read: its model is not known; an encrypted one needs --encrypt DIR)"
+        )),
+    };
+    models.iter().filter_map(name).collect()
 }
 
-/// Returns each session whose model is found, with the path of the model. Sessions of owners of API keys are written
-/// `owner/name`.
+/// Returns each session whose model is found, with the path of the model, and those that cannot be read. Sessions of owners of
+/// API keys are written `owner/name`.
 fn session_models(places: &Places, aliases: &Aliases) -> Vec<SessionModel> {
-    let Ok(own) = sessions::store(places) else { return Vec::new() };
+    let own = match sessions::store(places) {
+        Ok(own) => own,
+        Err(_) if places.sessions().is_none() => return Vec::new(),
+        Err(_) => return vec![("all sessions".to_owned(), None)],
+    };
     let owners = own.owners().into_iter().map(|owner| (format!("{owner}/"), own.of_owner(&owner)));
     let stores: Vec<(String, SessionStore)> = owners.collect();
     let mut models = Vec::new();
@@ -239,13 +252,15 @@ fn session_models(places: &Places, aliases: &Aliases) -> Vec<SessionModel> {
         [(String::new(), &own)].into_iter().chain(stores.iter().map(|(p, s)| (p.clone(), s)))
     {
         for listed in store.list().unwrap_or_default() {
-            let reference = listed.summary.as_ref().ok().and_then(|summary| summary.model.reference.clone());
-            let parsed = reference.and_then(|reference| ModelRef::parse(&reference).ok());
+            let name = format!("{prefix}{}", listed.name);
+            let Ok(summary) = listed.summary else {
+                models.push((name, None));
+                continue;
+            };
+            let parsed = summary.model.reference.and_then(|reference| ModelRef::parse(&reference).ok());
             let found =
                 parsed.and_then(|parsed| llmctl_hub::resolve(&parsed, &places.hub_paths(), aliases).ok());
-            models.extend(
-                found.map(|found| (format!("{prefix}{}", listed.name), found.source.path().to_path_buf())),
-            );
+            models.extend(found.map(|found| (name, Some(found.source.path().to_path_buf()))));
         }
     }
     models

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::folder::{self, io_error, transcripts};
-use super::{SessionStore, log, sealing};
+use super::{REMOVED, SessionStore, log, sealing};
 use llmctl_base::error::{Result, StoreError};
 use llmctl_base::private_files;
 use llmctl_base::vault::{KeyId, KeyKind, SEALED_HEADER, Vault, open_any, sealed_id};
@@ -142,7 +142,7 @@ trait BlobSteps {
     fn hold(&self) -> Result<Self::Held<'_>>;
     /// Writes a blob, unless it is there or its bytes are nowhere.
     fn put(&self, hash: &ImageHash) -> Result<()>;
-    /// The hashes that any transcript names.
+    /// The hashes that any transcript names, but for those of sessions that are being removed.
     fn named(&self) -> Result<BTreeSet<Self::Name>>;
     fn all(&self) -> Result<BTreeSet<Self::Name>>;
     fn remove(&self, name: &Self::Name) -> Result<()>;
@@ -239,7 +239,9 @@ impl BlobSteps for BlobFolder<'_> {
 
     fn named(&self) -> Result<BTreeSet<BlobName>> {
         let mut named = BTreeSet::new();
-        for entry in entries(self.root)? {
+        let is_doomed =
+            |entry: &fs::DirEntry| entry.file_name().to_str().is_some_and(|name| name.starts_with(REMOVED));
+        for entry in entries(self.root)?.into_iter().filter(|entry| !is_doomed(entry)) {
             for path in transcripts(&entry.path()) {
                 let bytes = folder::read_file(&path)?.unwrap_or_default();
                 let is_sealed = !sealing::keys_of(&bytes).is_empty();

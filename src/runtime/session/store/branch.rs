@@ -40,11 +40,7 @@ impl SessionStore {
     ) -> Result<SessionWriter> {
         let fork = saved.branched(name, turns, reason)?;
         let kept = SavedSession { last_used_ms: saved.last_used_ms, ..fork };
-        let base = match name.branch_parts() {
-            Some((base, _)) if saved.branch().is_some() => base,
-            _ => name.as_str(),
-        };
-        let base = &base[..base.len().min(MAX_BRANCHED_BYTES)];
+        let base = branch_base(name, saved);
         for _ in 0..MAX_TRIES {
             let free = SessionName::branch(base, self.last_branch_number(base)? + 1);
             match self.create_saved(&free, kept.clone()) {
@@ -62,18 +58,24 @@ impl SessionStore {
         Ok(names.filter_map(number).max().unwrap_or(0))
     }
 
-    /// Lists the branches of a session, or of the session that a branch belongs to, oldest first.
+    /// Lists the branches of a session, or of the session that a branch belongs to, oldest first; in the end those that cannot be
+    /// read, and are its branches by their names.
     ///
     /// # Errors
     /// Errors of [`Self::read`] and [`Self::list`].
     pub fn branches(&self, name: &SessionName) -> Result<Vec<Listed>> {
-        self.branches_of(self.read(name)?.root_id())
+        self.branches_of(name, &self.read(name)?)
     }
 
-    fn branches_of(&self, id: &str) -> Result<Vec<Listed>> {
+    fn branches_of(&self, name: &SessionName, saved: &SavedSession) -> Result<Vec<Listed>> {
         let mut branches = self.list()?;
-        branches.retain(|listed| listed.branch().is_some_and(|branch| branch.of == id));
-        let created = |listed: &Listed| listed.summary.as_ref().map_or(0, |summary| summary.created_ms);
+        let base = branch_base(name, saved);
+        branches.retain(|listed| match &listed.summary {
+            Ok(_) => listed.branch().is_some_and(|branch| branch.of == saved.root_id()),
+            Err(_) => listed.name.branch_parts().is_some_and(|(of, _)| of == base),
+        });
+        let created =
+            |listed: &Listed| listed.summary.as_ref().map_or(u64::MAX, |summary| summary.created_ms);
         branches.sort_by_key(|listed| (created(listed), listed.name.branch_parts().map(|(_, n)| n)));
         Ok(branches)
     }
@@ -125,7 +127,7 @@ impl SessionWriter {
         if self.saved().turns.is_empty() {
             return Ok(None);
         }
-        for Listed { name, summary } in self.store().branches_of(self.saved().root_id())? {
+        for Listed { name, summary } in self.store().branches_of(self.name(), self.saved())? {
             let is_long = summary.is_ok_and(|summary| summary.turns >= self.saved().turns.len());
             if is_long && name != *self.name() && self.store().read(&name).is_ok_and(|kept| self.is_in(&kept))
             {
@@ -180,6 +182,15 @@ impl SessionWriter {
         }
         records
     }
+}
+
+/// Returns what the names of a session's branches begin with.
+fn branch_base<'a>(name: &'a SessionName, saved: &SavedSession) -> &'a str {
+    let base = match name.branch_parts() {
+        Some((base, _)) if saved.branch().is_some() => base,
+        _ => name.as_str(),
+    };
+    &base[..base.len().min(MAX_BRANCHED_BYTES)]
 }
 
 /// Returns the number of equal leading turns.

@@ -30,6 +30,10 @@ pub fn sync_folder(path: &Path) -> io::Result<()> {
 /// # Errors
 /// [`StoreError`] if it cannot be read or exceeds the limit.
 pub fn read_file(path: &Path) -> Result<Option<Vec<u8>>> {
+    // Checked before opening: opening a pipe would wait for a writer.
+    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        return Err(io_error(path, &io::Error::other("not a regular file")));
+    }
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -293,6 +293,13 @@ impl SessionStore {
         fs::metadata(&path).map(|metadata| metadata.len()).map_err(|error| io_error(&path, &error))
     }
 
+    /// Returns when a session's transcript was written last, in milliseconds since 1970; 0 if the system does not say.
+    pub fn written_ms(&self, name: &SessionName) -> u64 {
+        let written = fs::metadata(self.path(name).join(TRANSCRIPT)).and_then(|file| file.modified());
+        let since_1970 = written.ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+        since_1970.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+    }
+
     /// Renames a session.
     ///
     /// # Errors
@@ -442,8 +449,11 @@ impl SessionStore {
                 modified.is_ok_and(|time| time.elapsed().is_ok_and(|elapsed| elapsed > LEFTOVER_AGE));
             // Of a removal that a crash or an error has ended, at once: it is found under no name.
             let is_removed = entry.file_name().to_str().is_some_and(|name| name.starts_with(REMOVED));
-            if is_unfinished && (is_old || is_removed) {
+            let doomed = self.root.join(unfinished_name(REMOVED));
+            if is_removed {
                 drop(self.erase_folder(&entry.path()));
+            } else if is_unfinished && is_old && fs::rename(entry.path(), &doomed).is_ok() {
+                drop(self.erase_folder(&doomed));
             }
         }
     }

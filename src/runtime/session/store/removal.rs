@@ -86,6 +86,7 @@ impl SessionStore {
             let message = "some of it could not be read: its KV is left, and the keys of that";
             forgotten.problem.get_or_insert_with(|| message.to_owned());
         }
+        self.add_blobs(&mut forgotten); // before the folder, by which the next removal knows that there is something to do
         let io = |error: io::Error| io_error(doomed, &error);
         let erase = |key| self.vault.as_ref().map_or(Ok(()), |vault| vault.erase(KeyKind::Session, key));
         keys.into_iter().try_for_each(erase).map_err(io)?;
@@ -93,7 +94,6 @@ impl SessionStore {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
             _ => {} // another process may finish the same removal
         }
-        self.add_blobs(&mut forgotten);
         Ok(forgotten)
     }
 

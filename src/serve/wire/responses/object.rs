@@ -83,7 +83,7 @@ fn usage(answer: &Answer) -> Value {
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": details,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens.saturating_add(usage.completion_tokens),
     })
 }
 

@@ -397,6 +397,10 @@ fn copied(file: &mut File, len: u64) -> io::Result<SharedBytes> {
 
 /// Reads at most `most` bytes of a file.
 pub(super) fn read_small(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    // Checked before opening: opening a pipe would wait for a writer.
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
     let mut bytes = Vec::new();
     File::open(path)?.take(most).read_to_end(&mut bytes)?;
     Ok(bytes)

@@ -48,7 +48,7 @@ pub use self::page::FORMAT_VERSION;
 pub use self::portable::{
     ForeignPages, PageSet, find_pages, foreign_pages, forget_origin, set_origin, take_over,
 };
-pub use self::warm::{WarmPrompt, pinned_bytes};
+pub use self::warm::{WarmPrompt, has_pages, pinned_bytes};
 pub use super::prefix::{PageName, names};
 
 /// Bytes that may wait to be written, and again as many that may wait to be polled: 18 pages of an 8B model.

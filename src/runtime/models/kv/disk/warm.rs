@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::folder::{FoundPage, read_small, replace, unless_gone, walk};
 use super::portable::fingerprints;
-use super::{PageName, check_fingerprint};
+use super::{DiskPageKey, PageName, check_fingerprint};
 use crate::kv::PAGE_TOKENS;
 use llmctl_base::private_files::{private_file, private_folder, set_read_only};
 
@@ -149,8 +149,8 @@ impl WarmPrompt {
     pub fn bytes_on_disk(prompts: &[Self], root: &Path) -> io::Result<Vec<Option<u64>>> {
         let mut sizes: HashMap<PageName, u64> = HashMap::new();
         let names = prompts.iter().flat_map(|prompt| prompt.pages.iter().copied()).collect();
-        each_page(root, &names, |name, path| {
-            *sizes.entry(name).or_default() += fs::metadata(path)?.len();
+        each_page(root, &names, |key, path| {
+            *sizes.entry(key.name).or_default() += fs::metadata(path)?.len();
             Ok(())
         })?;
         let measured = |prompt: &Self| {
@@ -203,6 +203,19 @@ pub fn pinned_bytes(root: &Path) -> io::Result<u64> {
     Ok(num_bytes)
 }
 
+/// Returns whether all these pages are there, each of any model.
+///
+/// # Errors
+/// Errors of the file system.
+pub fn has_pages(root: &Path, mut keys: HashSet<DiskPageKey>) -> io::Result<bool> {
+    let names = keys.iter().map(|key| key.name).collect();
+    each_page(root, &names, |key, _| {
+        keys.remove(&key);
+        Ok(())
+    })?;
+    Ok(keys.is_empty())
+}
+
 /// Makes pages read-only or writable. Returns their bytes.
 fn pin(root: &Path, names: &HashSet<PageName>, is_pinned: bool) -> io::Result<u64> {
     let mut num_bytes = 0;
@@ -217,15 +230,14 @@ fn pin(root: &Path, names: &HashSet<PageName>, is_pinned: bool) -> io::Result<u6
 fn each_page(
     root: &Path,
     names: &HashSet<PageName>,
-    mut act: impl FnMut(PageName, &Path) -> io::Result<()>,
+    mut act: impl FnMut(DiskPageKey, &Path) -> io::Result<()>,
 ) -> io::Result<()> {
     for (fingerprint, _) in fingerprints(root)? {
-        let page = |entry: &DirEntry, key: super::DiskPageKey| {
-            names.contains(&key.name).then(|| (key.name, entry.path()))
-        };
+        let page =
+            |entry: &DirEntry, key: DiskPageKey| names.contains(&key.name).then(|| (key, entry.path()));
         let found = unless_gone(walk(&root.join(fingerprint), &AtomicBool::new(false), page))?;
-        for (name, path) in found.unwrap_or_default() {
-            unless_gone(act(name, &path))?;
+        for (key, path) in found.unwrap_or_default() {
+            unless_gone(act(key, &path))?;
         }
     }
     Ok(())

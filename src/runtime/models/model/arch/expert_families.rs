@@ -316,6 +316,15 @@ pub const GPT_OSS: Family = Family {
     ..Family::new("gpt-oss", &["gpt_oss"], &["gpt-oss"])
 };
 
+/// Reads the activation of gpt-oss and MiniMax M3.
+pub fn clamped_swish(reader: &ConfigReader) -> LoadResult<Activation> {
+    let alpha = reader.number("swiglu_alpha")?.unwrap_or(1.702);
+    match reader.number("swiglu_limit")?.unwrap_or(7.0) {
+        limit if limit >= 0.0 => Ok(Activation::ClampedSwish { alpha, limit }),
+        limit => Err(reader.error("swiglu_limit", format!("{limit} is below 0"))),
+    }
+}
+
 fn gpt_oss(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     description.naming.alternating_experts = !reader.is_gguf();
     for rope in &mut description.config.ropes {
@@ -324,13 +333,8 @@ fn gpt_oss(description: &mut Description, reader: &ConfigReader) -> LoadResult<(
             *truncate = false;
         }
     }
-    let alpha = reader.number("swiglu_alpha")?.unwrap_or(1.702);
-    let limit = match reader.number("swiglu_limit")?.unwrap_or(7.0) {
-        limit if limit >= 0.0 => limit,
-        limit => return Err(reader.error("swiglu_limit", format!("{limit} is below 0"))),
-    };
+    let activation = clamped_swish(reader)?;
     description.replace_by_experts(reader, &ExpertKeys::LOCAL, ExpertWeights::OfUsed, |_| true)?;
-    let activation = Activation::ClampedSwish { alpha, limit };
     description.experts_mut().for_each(|experts| experts.mlp.activation = activation);
     description.config.attentions_mut().for_each(|(_, attention)| attention.has_sinks = true);
     let slides = reader.sliding_or(description.config.layers.len(), |layer| layer.is_multiple_of(2))?;

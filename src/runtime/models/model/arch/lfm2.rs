@@ -1,7 +1,7 @@
 //! LFM2: short convolutions in most layers, attention with norms of q and k per head in the others.
 //! Source: transformers `Lfm2Config`, `Lfm2MLP` for the width of the feed-forward part.
 
-use super::dense::ConfigDefaults;
+use super::dense::{ConfigDefaults, MAX_WIDTH};
 use super::experts::{ExpertKeys, weight_scale};
 use super::{ConfigReader, Description, Family};
 use crate::model::config::{ExpertWeights, MixerConfig, NormNames, PartNames, QkNorm, ShortConvConfig};
@@ -115,16 +115,16 @@ fn hugging_face(description: &mut Description, reader: &ConfigReader) -> LoadRes
 /// Returns two thirds of the file's width, times a factor, rounded up.
 fn adjusted_width(reader: &ConfigReader) -> LoadResult<usize> {
     let key = if reader.value("block_ff_dim").is_some() { "block_ff_dim" } else { "intermediate_size" };
-    let width = reader.size(key, 1 << 30)?;
+    let width = reader.size(key, MAX_WIDTH)?;
     if reader.flag("block_auto_adjust_ff_dim")? == Some(false) {
         return Ok(width);
     }
     let factor = reader.number("block_ffn_dim_multiplier")?.unwrap_or(1.0);
     let multiple = reader.count("block_multiple_of")?.unwrap_or(256).max(1);
     let width = (f64::from(factor) * (2 * width / 3) as f64) as usize;
-    match width.next_multiple_of(multiple) {
-        0 => Err(reader.error(key, "leaves no width for the feed-forward part")),
-        width => Ok(width),
+    match width.checked_next_multiple_of(multiple) {
+        Some(width @ 1..=MAX_WIDTH) => Ok(width),
+        _ => Err(reader.error(key, "gives the feed-forward part no width that can be")),
     }
 }
 
@@ -138,4 +138,24 @@ fn convolutions(reader: &ConfigReader, num_layers: usize) -> LoadResult<Vec<bool
     }
     let attention = reader.listed_layers("full_attn_idxs")?.unwrap_or_else(|| (0..num_layers).collect());
     Ok((0..num_layers).map(|layer| !attention.contains(&layer)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_width_that_cannot_be_is_refused() {
+        let width = |factor: f64| {
+            let config = json!({"intermediate_size": 96, "block_ffn_dim_multiplier": factor});
+            adjusted_width(&ConfigReader::hugging_face("config.json".into(), config))
+        };
+        assert_eq!(width(1.5).expect("valid"), 256);
+        for factor in [1e30, -1.0, 0.0] {
+            let error = width(factor).expect_err("no width").to_string();
+            assert!(error.contains("intermediate_size"), "{error}");
+        }
+    }
 }

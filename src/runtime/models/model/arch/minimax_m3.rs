@@ -5,14 +5,14 @@ use serde_json::{Map, Value, json};
 
 use super::deepseek::{ExpertFacts, SharedNetwork, set_experts};
 use super::dense::{ConfigDefaults, MAX_WIDTH};
-use super::expert_families::rotated_fraction;
+use super::expert_families::{clamped_swish, rotated_fraction};
 use super::experts::ExpertKeys;
 use super::mimo::kinds;
 use super::sparse_latent::MAX_TOP_K;
 use super::{ConfigReader, Description, Family};
 use crate::backend::PAGE_TOKENS;
-use crate::model::config::{Activation, IndexerConfig, KeyBlocks, PartNames, QkNorm};
-use llmctl_base::error::{LoadError, LoadResult};
+use crate::model::config::{IndexerConfig, KeyBlocks, PartNames, QkNorm};
+use llmctl_base::error::LoadResult;
 
 pub const FAMILY: Family = Family {
     defaults: ConfigDefaults {
@@ -61,9 +61,7 @@ const BLOCK_SIZE: [&str; 2] = ["index_block_size", "attention.indexer.block_size
 
 fn adjust(description: &mut Description, reader: &ConfigReader) -> LoadResult<()> {
     set_experts(description, reader, &FACTS)?;
-    let number = |key, default| Ok::<_, LoadError>(reader.number(key)?.unwrap_or(default));
-    let (alpha, limit) = (number("swiglu_alpha", 1.702)?, number("swiglu_limit", 7.0)?);
-    let activation = Activation::ClampedSwish { alpha, limit };
+    let activation = clamped_swish(reader)?;
     description.networks_mut().for_each(|(_, network)| network.activation = activation);
     description.experts_mut().for_each(|experts| experts.mlp.activation = activation);
     if !reader.is_gguf() {
@@ -167,6 +165,7 @@ fn sparse_keys(reader: &ConfigReader) -> LoadResult<Map<String, Value>> {
 mod tests {
     use super::*;
     use crate::backend::KvType;
+    use crate::model::config::Activation;
     use crate::model::decoder::kv_bytes_per_token;
 
     /// The published configuration, as far as it matters here.
@@ -256,6 +255,14 @@ mod tests {
             let error = parse(config).expect_err(key).to_string();
             assert!(error.contains(named), "{error} names {named}");
         }
+    }
+
+    #[test]
+    fn a_limit_below_zero_is_refused() {
+        let mut config = published();
+        config["text_config"]["swiglu_limit"] = json!(-1);
+        let error = parse(config).expect_err("no range").to_string();
+        assert!(error.contains("swiglu_limit"), "{error}");
     }
 
     #[test]

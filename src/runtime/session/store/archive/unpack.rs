@@ -13,7 +13,7 @@ use super::super::record::Branch;
 use super::super::saved::{ForkOf, SavedSession};
 use super::super::{Blobs, Listed, SessionName, SessionStore, UNFINISHED, name_taken, unfinished_name};
 use super::contents::{Contents, check_seal, read_parts};
-use super::{ArchiveManifest, ArchivedModel, PartContent, PartName, refusal};
+use super::{ArchiveManifest, ArchivedModel, ArchivedPart, PartContent, PartName, refusal};
 use llmctl_base::error::Result;
 use llmctl_base::private_files::{private_file, private_folder};
 use llmctl_base::units::bytes;
@@ -21,7 +21,7 @@ use llmctl_base::vault::Vault;
 use llmctl_models::images::ImageKey;
 use llmctl_models::kv::disk::{
     DEFAULT_QUEUE_BYTES, DiskConfig, DiskEvent, DiskStore, ImageFolder, PageLabel, Saving, WarmPrompt,
-    decode_any, set_origin,
+    decode_any, has_pages, set_origin,
 };
 
 /// Most of a branch's number that is kept.
@@ -149,11 +149,13 @@ impl SessionStore {
         let root = self.kv.as_deref().filter(|_| kv_limit > 0);
         let root = root.ok_or_else(|| refusal(path, "no KV is kept on disk here (--kv-disk)"))?;
         let there = WarmPrompt::read_all(root).0;
-        let is_whole = || {
-            let sizes = WarmPrompt::bytes_on_disk(&contents.prompts, root);
-            sizes.is_ok_and(|sizes| sizes.iter().all(Option::is_some))
+        let key = |part: &ArchivedPart| match part.name {
+            PartName::Page(_, key) => Some(key),
+            _ => None,
         };
-        if contents.prompts.iter().all(|prompt| there.contains(prompt)) && is_whole() {
+        // The archive says which pages there are: some models save none for the middle of a prompt.
+        let is_whole = || has_pages(root, contents.manifest.parts.iter().filter_map(key).collect());
+        if contents.prompts.iter().all(|prompt| there.contains(prompt)) && is_whole().unwrap_or(false) {
             return Ok(ImportedPages::default());
         }
         let mut pages = PageImport::new(Some(root), self.vault.clone(), contents, kv_limit);
