@@ -678,7 +678,7 @@ fn what_is_typed_during_an_answer_waits_unsent_and_never_stands_before_ctrl_c() 
 #[test]
 fn a_closed_terminal_keeps_the_answer_so_far() {
     let place = Place::new();
-    let term = endless(&place);
+    let mut term = endless(&place);
     term.signal(Signal::HUP);
     term.ended(129);
     assert_eq!(turns(&place, "t")[0]["finish_reason"], "cancelled");
