@@ -161,6 +161,28 @@ fn a_model_that_reads_text_alone_refuses_images_and_takes_paths_as_text() {
     term.leave();
 }
 
+#[test]
+fn a_script_cannot_delete_a_session_without_being_asked() {
+    let place = Place::new();
+    piped(&place, &SHORT, "hello\n").check(0, "");
+    for command in ["/delete\n", "/delete s\n"] {
+        piped(&place, &SHORT, command).check(2, "/delete: there is no terminal to ask on");
+    }
+    assert_eq!(questions(&place, "s"), ["hello"]);
+}
+
+#[test]
+fn a_new_and_an_emptied_conversation_keep_the_files_for_the_next_message() {
+    let place = Place::new();
+    place.write("notes.txt", "some notes\n");
+    let lines = "one\n/file notes.txt\n/reset\ntwo\n/file notes.txt\n/new\nthree\n";
+    piped(&place, &SHORT, lines).check(0, "");
+    let mut asked: Vec<_> = names(&place).iter().flat_map(|name| questions(&place, name)).collect();
+    asked.retain(|text| text.starts_with("notes.txt:"));
+    asked.sort();
+    assert_eq!(asked, ["three", "two"].map(|text| format!("notes.txt:\n```\nsome notes\n```\n\n{text}")));
+}
+
 /// Tests of their names in chat/transcripts.txt.
 macro_rules! transcripts {
     ($($name:ident)*) => {
@@ -176,6 +198,7 @@ transcripts! {
     a_conversation_is_saved_and_goes_on_warm
     help_and_typos
     turns_are_taken_back_answered_again_and_edited
+    commands_during_an_edit_are_not_sent_and_do_not_end_it
     an_answer_that_was_cut_goes_on_as_if_it_had_not_been
     sessions_are_named_copied_switched_and_removed
     a_reset_asks_first_and_undo_brings_everything_back
@@ -655,6 +678,27 @@ fn what_is_typed_during_an_answer_waits_unsent_and_never_stands_before_ctrl_c() 
     term.leave();
     let typed = format!("FIRST\nSECOND \u{65e5}\u{8a9e}\n{long}\na\npaste and more");
     assert_eq!(questions(&place, "t"), ["endless", &typed]);
+}
+
+#[test]
+fn a_closed_terminal_keeps_the_answer_so_far() {
+    let place = Place::new();
+    let mut term = endless(&place);
+    term.signal(Signal::HUP);
+    term.ended(129);
+    assert_eq!(turns(&place, "t")[0]["finish_reason"], "cancelled");
+}
+
+#[test]
+fn a_signal_ends_a_chat_that_asks() {
+    let place = Place::new();
+    let mut term = Term::start(&place, &SHORT);
+    term.say("hello");
+    term.send("/reset\r");
+    term.expect("y(es), n(o): ");
+    term.signal(Signal::TERM);
+    term.ended(143);
+    assert_eq!(questions(&place, "s"), ["hello"]);
 }
 
 #[test]

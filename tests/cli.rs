@@ -90,6 +90,7 @@ fn bounded(command: &mut Command) {
         // SAFETY: system calls that are async-signal-safe.
         unsafe {
             libc::signal(libc::SIGINT, libc::SIG_DFL);
+            libc::signal(libc::SIGHUP, libc::SIG_DFL);
             libc::alarm(600);
             #[cfg(target_os = "linux")]
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);

@@ -2,8 +2,8 @@
 //! JSON.
 //!
 //! `chat` runs the commands, `run` only offers them. Invariants: no shell; no command runs without the user's
-//! consent, for once or for the chat, and none without a terminal; a command is bounded in time and output;
-//! its output or failure goes back to the model.
+//! consent, for once or for the chat, and none without a terminal; a command is bounded in time and output,
+//! and what it started ends with one that is stopped; its output or failure goes back to the model.
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
@@ -12,13 +12,15 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+#[cfg(unix)]
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::cli::error::CommandError;
 use crate::cli::mcp::ToolServers;
 use crate::cli::terminal::input::read_file;
-use crate::cli::terminal::signal::Graceful;
+use crate::cli::terminal::signal::{Companion, Graceful};
 use llmctl_engine::turn::ToolUse;
 use llmctl_serve::wire::{Problems, tools};
 
@@ -216,19 +218,18 @@ impl ChatTool {
     /// Runs the call to its end: what it returned, or why it failed.
     pub fn run(&self, arguments: &Value, folder: &Path, graceful: &Graceful) -> Result<String, String> {
         let words = self.command_line(arguments, folder);
-        let child = Command::new(&words[0])
-            .args(&words[1..])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn();
-        match child {
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        match command.spawn() {
             Ok(child) => self.wait(child, arguments, graceful),
             Err(error) => Err(format!("cannot start {} ({})", words[0], reason(&error))),
         }
     }
 
     fn wait(&self, mut child: Child, arguments: &Value, graceful: &Graceful) -> Result<String, String> {
+        let companion = Companion::of_group(child.id());
         let stdin = child.stdin.take();
         let given = arguments.to_string();
         let writer = std::thread::spawn(move || {
@@ -249,9 +250,12 @@ impl ChatTool {
             }
         };
         if ended.is_err() {
+            #[cfg(unix)]
+            let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
             let _ = child.kill();
-            let _ = child.wait();
         }
+        drop(companion);
+        let _ = child.wait();
         drop(writer);
         // Processes that it left running may hold the streams open for ever.
         let text = |stream: Receiver<String>| stream.recv_timeout(DRAIN_TIMEOUT).unwrap_or_default();
@@ -461,5 +465,22 @@ mod tests {
         assert_eq!(run(&late, json!({})), Err("it took longer than 0 s".to_owned()));
         let leaves = tool(&["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo -n done"]);
         assert_eq!(run(&leaves, json!({})), Ok("done".to_owned()));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn what_a_command_started_ends_with_it_when_it_takes_too_long() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("pid");
+        let script = format!("sleep 600 & echo $! >'{}'; wait", file.display());
+        let late = ChatTool { timeout: 3, ..tool(&["sh", "-c", &script]) };
+        assert_eq!(run(&late, json!({})), Err("it took longer than 3 s".to_owned()));
+        let id = std::fs::read_to_string(file).expect("it has started");
+        // Killed, and perhaps not waited for yet.
+        let is_gone = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", id.trim()));
+            stat.map_or(true, |stat| stat.contains(") Z"))
+        };
+        assert!((0..500).any(|_| is_gone() || (std::thread::sleep(POLL), false).1), "{id}");
     }
 }

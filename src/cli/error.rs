@@ -558,11 +558,12 @@ mod tests {
             Kind::Temporary.into(),
             Kind::Auth.into(),
             Kind::Config.into(),
+            Exit::Signal(1),
             Exit::Signal(2),
             Exit::Signal(15),
         ];
         let codes: Vec<_> = exits.into_iter().map(Exit::code).collect();
-        assert_eq!(codes, [0, 1, 2, 3, 4, 65, 66, 69, 70, 74, 75, 77, 78, 130, 143]);
+        assert_eq!(codes, [0, 1, 2, 3, 4, 65, 66, 69, 70, 74, 75, 77, 78, 129, 130, 143]);
         for code in codes {
             assert!(super::super::LONG_HELP.contains(&format!("\n  {code:<4} ")), "{code} is documented");
         }

@@ -67,8 +67,8 @@ impl Truth {
             Kind::Auth,
             Kind::Config,
         ];
-        // llmctl handles SIGINT and SIGTERM; the system reports a kill (9) and a closed pipe (13).
-        let signals = [2, 9, 13, 15].map(Exit::Signal);
+        // llmctl handles SIGHUP, SIGINT and SIGTERM; the system reports a kill (9) and a closed pipe (13).
+        let signals = [1, 2, 9, 13, 15].map(Exit::Signal);
         let exits = [Exit::Success, Exit::Cut, Exit::FailedRows]
             .into_iter()
             .chain(kinds.map(Exit::Error))

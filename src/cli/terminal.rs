@@ -3,7 +3,6 @@
 //! Decides whether a stream may carry colours. A stderr that cannot be written is never an error. Text from a
 //! model or a file never gets there with control characters: also a log or a pipe may be shown on a terminal.
 
-pub mod clock;
 pub mod descriptors;
 pub mod input;
 pub mod output;

@@ -1,9 +1,12 @@
 //! Civil time and `strftime`, for templates that print the date.
 //!
-//! The clock is handed in: this file reads neither the system clock's zone nor the environment, so that a rendering
-//! can be pinned and repeated.
+//! A rendering gets its time handed in, so that it can be pinned and repeated. Times for people and for templates are in the
+//! machine's time zone, as Python's `datetime.now()`; saved times are UTC.
 
 use std::time::{SystemTime, UNIX_EPOCH};
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
 
 /// A date and time of day without a zone, as Python's naive `datetime`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,13 +31,24 @@ const MONTHS: &str = "January February March April May June July August Septembe
 const WEEKDAYS: &str = "Sunday Monday Tuesday Wednesday Thursday Friday Saturday";
 
 impl DateTime {
-    /// The system clock's time in UTC.
-    pub fn utc_now() -> Self {
+    /// The system clock's time, as [`Self::local`].
+    pub fn local_now() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self::from_unix(i64::try_from(since.as_secs()).unwrap_or(0))
+        Self::local(u64::try_from(since.as_millis()).unwrap_or(0))
     }
 
-    /// From seconds since 1970-01-01 00:00; for local time the caller adds its offset from UTC.
+    /// From milliseconds since 1970, UTC, in the machine's time zone; in UTC if the system has none.
+    pub fn local(ms: u64) -> Self {
+        Self::in_zone(ms, &TimeZone::system())
+    }
+
+    fn in_zone(ms: u64, zone: &TimeZone) -> Self {
+        let seconds = i64::try_from(ms / 1000).unwrap_or_default();
+        let offset = Timestamp::from_second(seconds).map_or(0, |time| zone.to_offset(time).seconds());
+        Self::from_unix(seconds.saturating_add(offset.into()))
+    }
+
+    /// From seconds since 1970-01-01 00:00 in UTC, to UTC.
     pub fn from_unix(seconds: i64) -> Self {
         let (days, rest) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
         // Days to civil date, with years that begin in March (Howard Hinnant, "chrono-compatible date algorithms").
@@ -160,6 +174,17 @@ mod tests {
         assert_eq!(at(1_752_148_800, "%d %b %Y %H:%M"), "10 Jul 2025 12:00");
         assert_eq!(at(-1, "%c"), "Wed Dec 31 23:59:59 1969");
         assert_eq!(at(1_767_225_599, "%j %U %W %u %w"), "365 52 52 3 3");
+    }
+
+    #[test]
+    fn a_time_is_that_of_the_zone_on_that_day() {
+        let zone = TimeZone::posix("CET-1CEST,M3.5.0,M10.5.0/3").expect("a rule");
+        let shown = |ms| DateTime::in_zone(ms, &zone).strftime("%F %T");
+        assert_eq!(shown(1_763_900_000_123), "2025-11-23 13:13:20", "winter");
+        assert_eq!(shown(1_752_580_800_000), "2025-07-15 14:00:00", "summer");
+        assert_eq!(DateTime::in_zone(0, &TimeZone::UTC), DateTime::from_unix(0));
+        let day = |zone| DateTime::in_zone(u64::MAX, zone).strftime("%F");
+        assert_eq!(day(&zone), day(&TimeZone::UTC));
     }
 
     #[test]

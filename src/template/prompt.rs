@@ -61,7 +61,7 @@ impl PromptTemplate {
     fn fill(&self, vars: &BTreeMap<String, String>) -> Result<String, TemplateError> {
         let given: Map<String, Json> =
             vars.iter().map(|(name, value)| (name.clone(), Json::String(value.clone()))).collect();
-        environment::run(&self.env, &given, DateTime::utc_now())
+        environment::run(&self.env, &given, DateTime::local_now())
     }
 
     /// Those of the missing variables without which the file cannot be filled in, whatever the others are: one that is

@@ -87,6 +87,24 @@ fn help_is_as_written() {
 }
 
 #[test]
+fn flags_without_an_effect_are_refused_by_name_and_the_named_model_is_measured() {
+    let mut own =
+        ["--parallel", "2", "--threads", "1", "--ctx", "64", "--kv-type", "f16", "--cpu", "portable"]
+            .chunks(2)
+            .map(|flag| [&["bench", "serve", "--endpoint", "http://127.0.0.1:9"][..], flag].concat());
+    assert!(own.all(|args| llmctl(&args).check(2, args[4]).stderr.contains("--endpoint")));
+    let alone = ["bench", "serve", "--endpoint", "http://127.0.0.1:9"];
+    llmctl(&[&alone[..], &["--speed", "2"]].concat()).check(2, "--trace");
+    llmctl(&[&alone[..], &["--threshold", "5"]].concat()).check(2, "--baseline");
+    let told: Script = |_, request| match request["model"] == "other" {
+        true => stream(request),
+        false => "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".to_owned(),
+    };
+    let (ran, _) = measured(told, &["--model", "other", "-c", "1", "-N", "1"]);
+    ran.check(0, "");
+}
+
+#[test]
 fn users_are_answered_and_prompts_have_the_length_asked_for() {
     let (ran, document) = measured(|_, request| stream(request), &["-c", "1,3", "-N", "6", "-p", "100"]);
     ran.check(0, "");

@@ -50,6 +50,13 @@ fn argument_file_and_stdin_are_joined_by_blank_lines() {
     check(&["--prompt-file", "-"], "data", "data\n");
     check(&["--prompt-file", file, "--var", "file=F"], "", "from F\n");
     check(&["--prompt-file", file, "--var", &format!("file=@{file}")], "", "from from {{ file }}\n");
+    let wants = place.write("wants.txt", "<{{ input }}>\n");
+    let wants = wants.to_str().expect("UTF-8");
+    check(&["--prompt-file", wants], "data", "<data>\n");
+    check(&["--prompt-file", wants, "ask"], "", "<ask>\n");
+    check(&["--prompt-file", wants], "", "<{{ input }}>\n");
+    let both = place.write("both.txt", "{{ file }} <{{ input }}>\n");
+    check(&["--prompt-file", both.to_str().expect("UTF-8")], "data", "{{ file }} <{{ input }}>\n\ndata\n");
     check(&["ask", "--prefill-response", "Well"], "", "askWell\n");
 }
 

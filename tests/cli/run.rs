@@ -196,7 +196,7 @@ fn signalled(signals: &[i32], reads_on: bool) -> Option<(Option<i32>, String)> {
 #[cfg(unix)]
 #[test]
 fn the_first_signal_ends_in_good_order() {
-    for (signal, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
+    for (signal, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143), (libc::SIGHUP, 129)] {
         let Some((ended, text)) = signalled(&[signal], true) else { return };
         assert_eq!(ended, Some(code));
         let last: Value = serde_json::from_str(text.lines().last().expect("lines")).expect("JSON");
@@ -407,6 +407,35 @@ fn a_prompt_is_compared_under_variations_that_share_its_pages() {
     assert_eq!((&rows[2]["seed"], &rows[3]["seed"]), (&7.into(), &8.into()));
     assert_eq!(rows[1]["message"]["content"], CODE);
     assert!(rows.iter().all(|row| row["finish_reason"] == "stop" && row["timings"]["total_ms"].is_number()));
+}
+
+#[test]
+fn a_template_prints_the_date_of_the_time_zone() {
+    let place = Place::new();
+    scripted::write(&place.path("model"));
+    place.write("dated.jinja", "{{ strftime_now('%F') }} {{ messages[0].content }}");
+    // More than a day apart.
+    let dates = ["WEST+12", "EAST-14"].map(|zone| {
+        let args = ["run", "--model", "model", "--chat-template", "dated.jinja", "--dry-run", "hi"];
+        let mut command = place.command(&args);
+        command.env("TZ", zone);
+        finish(command, "").check(0, "").stdout.clone()
+    });
+    assert_ne!(dates[0], dates[1]);
+}
+
+#[test]
+fn a_variation_changes_how_the_flags_think() {
+    let place = Place::new();
+    let args =
+        ["think", "--think", "6", "--compare", "think=hide | think=show | think=on", "--output", "json"];
+    let ran = scripted_run(&place, &args);
+    let value: Value = serde_json::from_str(&ran.check(0, "").stdout).expect("JSON");
+    let (hidden, shown, on) = (&value["variations"][0], &value["variations"][1], &value["variations"][2]);
+    assert_eq!(hidden["message"].get("reasoning_content"), None, "{value:#}");
+    assert!(shown["message"]["reasoning_content"].is_string(), "{value:#}");
+    let count = |row: &Value| row["usage"]["completion_tokens"].as_u64().expect("a count");
+    assert!(count(hidden) == count(shown) && count(shown) < count(on), "{value:#}");
 }
 
 #[test]

@@ -154,12 +154,14 @@ fn a_kill_in_the_first_turn_leaves_a_session_that_can_begin() {
 #[test]
 fn an_interrupted_turn_is_kept_as_cancelled_and_so_is_one_whose_reader_left() {
     let Some(chat) = chat() else { return };
-    let (mut child, _) = chat.blocked("i");
-    // SAFETY: plain system call on a child that has not been waited for.
-    unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) };
-    let mut rest = String::new();
-    child.stdout.take().expect("a pipe").read_to_string(&mut rest).expect("UTF-8");
-    assert_eq!(child.wait().expect("ended").code(), Some(130));
+    for (signal, code) in [(libc::SIGINT, 130), (libc::SIGHUP, 129)] {
+        let (mut child, _) = chat.blocked("i");
+        // SAFETY: plain system call on a child that has not been waited for.
+        unsafe { libc::kill(child.id() as libc::pid_t, signal) };
+        let mut rest = String::new();
+        child.stdout.take().expect("a pipe").read_to_string(&mut rest).expect("UTF-8");
+        assert_eq!(child.wait().expect("ended").code(), Some(code));
+    }
     let (mut child, _) = chat.blocked("i");
     drop(child.stdout.take());
     assert_eq!(child.wait().expect("ended").code(), Some(0));
@@ -168,7 +170,7 @@ fn an_interrupted_turn_is_kept_as_cancelled_and_so_is_one_whose_reader_left() {
         assert_eq!(turn["finish_reason"], "cancelled");
         assert!(!turn["messages"][1]["content"].as_str().expect("a text").is_empty());
     }
-    assert_eq!(chat.num_turns("i"), 2);
+    assert_eq!(chat.num_turns("i"), 3);
 }
 
 #[test]

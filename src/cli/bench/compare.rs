@@ -20,24 +20,18 @@ pub struct CompareArgs {
     #[arg(value_name = "FILE", required = true, num_args = 2..)]
     pub files: Vec<PathBuf>,
 
-    #[command(flatten)]
-    pub threshold: ThresholdArgs,
+    /// Largest change that is no regression, however certain, in percent
+    #[arg(long, value_name = "PERCENT", default_value = "2", value_parser = not_negative, hide_short_help = true)]
+    pub threshold: f64,
 
     /// Format of stdout: a table, or one JSON object
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
     pub output: ReportFormat,
 }
 
-#[derive(Debug, Clone, Copy, Args)]
-pub struct ThresholdArgs {
-    /// Largest change that is no regression, however certain, in percent
-    #[arg(long, value_name = "PERCENT", default_value = "2", value_parser = not_negative, hide_short_help = true)]
-    pub threshold: f64,
-}
-
 const LONG_HELP: &str = include_str!("compare_help.txt").trim_ascii_end();
 
-fn not_negative(text: &str) -> Result<f64, String> {
+pub fn not_negative(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     if value >= 0.0 && value.is_finite() { Ok(value) } else { Err("must not be negative".to_owned()) }
 }
@@ -46,7 +40,7 @@ fn not_negative(text: &str) -> Result<f64, String> {
 pub fn run(args: &CompareArgs) -> Result<Exit, CommandError> {
     let documents = args.files.iter().map(|path| compare::read(path)).collect::<Result<Vec<_>, _>>()?;
     let (first, others) = documents.split_first().expect("clap wants two");
-    let threshold = args.threshold.threshold / 100.0;
+    let threshold = args.threshold / 100.0;
     let mut all = Vec::new();
     for (path, document) in args.files[1..].iter().zip(others) {
         all.push(compare::compared(first, document, &path.display().to_string(), threshold)?);

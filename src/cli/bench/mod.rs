@@ -230,8 +230,9 @@ pub struct BenchOutputArgs {
     #[arg(long, value_name = "FILE")]
     pub baseline: Option<PathBuf>,
 
-    #[command(flatten)]
-    pub threshold: compare::ThresholdArgs,
+    /// Largest change that is no regression, however certain, in percent
+    #[arg(long, value_name = "PERCENT", default_value = "2", value_parser = compare::not_negative, requires = "baseline", hide_short_help = true)]
+    pub threshold: f64,
 }
 
 const LONG_HELP: &str = include_str!("long_help.txt").trim_ascii_end();
@@ -245,7 +246,9 @@ pub fn run(args: BenchArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
             let mut given = given.clone();
             given.aliases = args.aliases.clone();
             // Only the parent command knows the configuration's model.
-            given.target.model = given.target.model.or_else(|| args.model.first().cloned());
+            if given.target.own {
+                given.target.model = given.target.model.or_else(|| args.model.first().cloned());
+            }
             serve::run(&given, terminal)
         }
     }
@@ -354,7 +357,7 @@ impl<'a> Outlook<'a> {
     /// Prints the verdict, to stderr if stdout is for programs.
     fn judge(&self, baseline: &Document, document: &Document) -> Result<Exit, CommandError> {
         let first = self.args.baseline.as_deref().unwrap_or(Path::new("")).display().to_string();
-        let threshold = self.args.threshold.threshold / 100.0;
+        let threshold = self.args.threshold / 100.0;
         let compared = llmctl_bench::compare::compared(baseline, document, "this run", threshold)?;
         let text = llmctl_bench::compare::text(&first, &compared, stdout_width());
         match self.args.output {

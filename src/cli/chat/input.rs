@@ -26,6 +26,7 @@ use super::typed_ahead;
 use crate::cli::error::{CommandError, Kind};
 use crate::cli::sessions::encryption;
 use crate::cli::terminal::report::bytes;
+use crate::cli::terminal::signal::at_question;
 use crate::cli::terminal::{Terminal, tty};
 use llmctl_base::private_files::{private_file, private_folder};
 
@@ -165,7 +166,7 @@ impl LineInput {
         tty::forget_typed();
         let silent = Helper::silent(line.has_colors);
         let helper = line.editor.helper_mut().map(|helper| std::mem::replace(helper, silent));
-        let read = line.editor.readline(question);
+        let read = at_question(|| line.editor.readline(question));
         line.editor.set_helper(helper);
         *line.ending.lock() = None;
         match read {

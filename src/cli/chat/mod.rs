@@ -24,6 +24,7 @@ mod typed_ahead;
 mod ui;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
 
@@ -205,15 +206,26 @@ fn take(chat: &mut Chat<'_>, line: &str) -> Result<Effect, CommandError> {
         ));
         return Ok(Effect::Prompt);
     }
-    if let Some(kept) = chat.state.editing.take()
-        && command::of(line).is_none()
-    {
-        return chat.say_instead(kept, input::unquoted(line).to_owned());
-    }
     match command::of(line) {
-        Some((command, argument)) => actions::run(chat, command, argument),
+        Some((command, argument)) => {
+            let (editing, last) = (chat.state.editing.take(), chat.state.turns().last().cloned());
+            let done = actions::run(chat, command, argument);
+            let is_same =
+                last.zip(chat.state.turns().last()).is_some_and(|(old, now)| Arc::ptr_eq(&old, now));
+            if let (Some(kept), None, true) = (editing, chat.state.editing, is_same) {
+                chat.state.editing = Some(kept);
+                let turn = kept + 1;
+                chat.ui
+                    .terminal
+                    .note(format!("(the next message still replaces turn {turn}; Ctrl-C ends that)"));
+            }
+            done
+        }
         None if command::is_meant(line) => Err(command::unknown(line)),
-        None => say(chat, input::unquoted(line)),
+        None => match chat.state.editing.take() {
+            Some(kept) => chat.say_instead(kept, input::unquoted(line).to_owned()),
+            None => say(chat, input::unquoted(line)),
+        },
     }
 }
 
@@ -242,8 +254,7 @@ fn guarded<'a>(
     let silence = Silence::begin();
     let done = work(chat);
     drop(silence);
-    let terminated = chat.ui.graceful.received().filter(|number| i32::from(*number) == SIGTERM);
-    if let Some(number) = terminated {
+    if let Some(number) = chat.ui.terminated() {
         return Ok(Effect::Leave(Exit::Signal(number)));
     }
     match done {
@@ -255,8 +266,8 @@ fn guarded<'a>(
     }
 }
 
-/// The same number on all systems that have it.
-const SIGTERM: i32 = 15;
+/// The same number on all systems.
+const SIGINT: u8 = 2;
 
 /// Returns the beginning of a text on one line, in quotes.
 fn shortened(text: &str, most: usize) -> String {

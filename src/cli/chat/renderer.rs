@@ -70,10 +70,7 @@ struct PromptProgress {
 impl<'a> Renderer<'a> {
     pub fn new(terminal: &'a Terminal, manner: RendererOptions) -> Self {
         // Styled text has been made harmless already.
-        let output = match manner.is_styled {
-            true => Output::new(std::io::stdout().lock(), false),
-            false => Output::stdout(),
-        };
+        let output = Output::stdout().trusted(manner.is_styled);
         let markdown = || Markdown::new(terminal.colors_output(), output_columns());
         Self {
             terminal,

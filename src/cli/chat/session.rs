@@ -22,7 +22,6 @@ use crate::cli::places::{KeptFiles, Places};
 use crate::cli::run::settings::AnswerSettings;
 use crate::cli::run::{note_system, system_prompt};
 use crate::cli::terminal::Terminal;
-use crate::cli::terminal::clock::local_time;
 use crate::cli::terminal::signal::Graceful;
 use crate::cli::think::{Think, Thinking};
 use crate::cli::{endpoint, sessions};
@@ -32,7 +31,7 @@ use llmctl_engine::session::store::{Listed, SavedSession, SessionName, SessionSt
 use llmctl_engine::turn::{PromptedTurn, SessionChat};
 use llmctl_hub::builtin::GUIDE;
 use llmctl_image::ImageSet;
-use llmctl_template::{Conversation, Message};
+use llmctl_template::{Conversation, DateTime, Message};
 
 /// Number of tokens that are computed too fast to report.
 const TRIFLE: usize = 64;
@@ -443,5 +442,5 @@ fn check_flags(args: &ChatArgs, places: &Places) -> Result<(), CommandError> {
 
 /// `2026-11-21-2124`, by the user's clock.
 fn planned_name() -> String {
-    local_time(now_ms()).strftime("%Y-%m-%d-%H%M")
+    DateTime::local(now_ms()).strftime("%Y-%m-%d-%H%M")
 }

@@ -334,7 +334,7 @@ pub fn ending(generated: &Generated, is_interactive: bool) -> Option<Effect> {
 
 /// Returns the effect of a signal on the chat: Ctrl-C at a terminal stops the work only.
 fn stopped(number: u8, is_interactive: bool) -> Effect {
-    match is_interactive && i32::from(number) != super::SIGTERM {
+    match is_interactive && number == super::SIGINT {
         true => Effect::Prompt,
         false => Effect::Leave(Exit::Signal(number)),
     }
@@ -352,7 +352,7 @@ mod tests {
             let (failure, notice) = (None, None);
             ending(&Generated { answer, signal, is_reader_gone, failure, notice }, is_interactive)
         };
-        let (int, term) = (2, u8::try_from(super::super::SIGTERM).expect("a small number"));
+        let (hup, int, term) = (1, super::super::SIGINT, 15);
         let left = |exit| Some(Effect::Leave(exit));
         assert_eq!(effect(None, false, true), None);
         assert_eq!(effect(None, true, true), left(Exit::Success));
@@ -360,5 +360,6 @@ mod tests {
         assert_eq!(effect(Some(int), true, true), left(Exit::Success));
         assert_eq!(effect(Some(int), false, false), left(Exit::Signal(int)));
         assert_eq!(effect(Some(term), true, true), left(Exit::Signal(term)));
+        assert_eq!(effect(Some(hup), true, true), left(Exit::Signal(hup)));
     }
 }

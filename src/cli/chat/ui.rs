@@ -22,6 +22,11 @@ impl Ui<'_> {
         self.input.is_terminal()
     }
 
+    /// Returns the signal that ends the chat: any but Ctrl-C's.
+    pub fn terminated(&self) -> Option<u8> {
+        self.graceful.received().filter(|number| *number != super::SIGINT)
+    }
+
     /// Returns whether answers are styled.
     pub fn is_styled(&self) -> bool {
         (self.terminal.colors_output() || std::io::stdout().is_terminal()) && !self.is_plain

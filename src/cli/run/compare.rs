@@ -278,7 +278,7 @@ struct VariedAnswer {
     at: usize,
     name: String,
     model: String,
-    /// With its times.
+    /// With its message, as it is shown, and its times.
     answer: Result<(Answer, Value), String>,
 }
 
@@ -345,9 +345,10 @@ impl VariedRun<'_> {
     ) -> Result<(Answer, Value), CommandError> {
         let mut args = self.args.clone();
         let mut settings = AnswerSettings { sampling: args.sampling, limits: args.limits };
-        variation.change("--compare", &mut settings, &mut Think::default())?;
+        let mut think = args.prompt.think()?;
+        variation.change("--compare", &mut settings, &mut think)?;
         (args.sampling, args.limits) = (settings.sampling, settings.limits);
-        args.prompt.think = variation.think.clone().or(args.prompt.think);
+        args.prompt.varied_think = Some(think);
         let text = variation.prompt.as_ref().unwrap_or(&self.prompt.text).clone();
         let images = images::set_of(&self.prompt.images);
         let system = variation.system.clone().or(self.system.clone());
@@ -366,11 +367,12 @@ impl VariedRun<'_> {
         let Generated { answer, .. } = generation.run(&mut counter)?;
         self.terminal.status("");
         let timings = timings_json(&answer.outcome.timings, &answer.outcome.usage, llm.info());
-        Ok((answer, timings))
+        let message = message_json(&answer, think.is_shown, false);
+        Ok((answer, json!({"message": message, "timings": timings})))
     }
 
     fn print(&self, answers: &[VariedAnswer]) -> Result<Exit, CommandError> {
-        let rows = answers.iter().map(|compared| self.object(compared));
+        let rows = answers.iter().map(object);
         match self.args.output.output.unwrap_or_default() {
             OutputFormat::Text => self.print_text(answers),
             OutputFormat::Json => {
@@ -402,23 +404,23 @@ impl VariedRun<'_> {
         });
         print(&(texts + &ComparedFacts::table(facts, width)))
     }
+}
 
-    fn object(&self, compared: &VariedAnswer) -> Value {
-        let mut object = json!({"variation": compared.name, "model": compared.model});
-        match &compared.answer {
-            Ok((answer, timings)) => {
-                let (outcome, is_shown) =
-                    (&answer.outcome, self.args.prompt.think().is_ok_and(|think| think.is_shown));
-                object["message"] = message_json(answer, is_shown, false);
-                object["finish_reason"] = answer.finish_reason().into();
-                object["seed"] = outcome.seed.into();
-                object["usage"] = usage_json(&outcome.usage);
-                object["timings"] = timings.clone();
-            }
-            Err(error) => object["error"] = error.as_str().into(),
+/// Returns a variation's answer for json.
+fn object(compared: &VariedAnswer) -> Value {
+    let mut object = json!({"variation": compared.name, "model": compared.model});
+    match &compared.answer {
+        Ok((answer, shown)) => {
+            let outcome = &answer.outcome;
+            object["message"] = shown["message"].clone();
+            object["finish_reason"] = answer.finish_reason().into();
+            object["seed"] = outcome.seed.into();
+            object["usage"] = usage_json(&outcome.usage);
+            object["timings"] = shown["timings"].clone();
         }
-        object
+        Err(error) => object["error"] = error.as_str().into(),
     }
+    object
 }
 
 #[cfg(test)]

@@ -84,7 +84,7 @@ fn take_turn(
         };
     let mut after = |(turn, _), generated: &Generated, report: &mut Report<'_, _>, graceful: &Graceful| {
         let record = RecordedAnswer::of(&generated.answer, args.sampling.given.sampling(false));
-        note_kept(session_chat.record(turn, record)?, &generated.answer, name, terminal);
+        note_kept(session_chat.record(turn, record)?, &generated.answer, name, report);
         let Some(results) = rounds.results(generated, &mut ImageSet::default(), report, graceful)? else {
             return Ok(None);
         };

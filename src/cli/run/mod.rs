@@ -41,6 +41,7 @@ use crate::cli::terminal::input::read_file;
 use crate::cli::terminal::output::Output;
 use crate::cli::terminal::report::{print, with_schema};
 use crate::cli::terminal::signal::Graceful;
+use crate::cli::think::Think;
 use answer::{AnswerGeneration, LOOPED, STUCK};
 use compare::VariedRun;
 use constraint::ConstraintArgs;
@@ -137,8 +138,8 @@ pub struct PromptArgs {
 
     /// Fill {{KEY}} in the prompt; VALUE may be @FILE (@@ for a real @); may be repeated
     ///
-    /// With a --var, a prompt file is a minijinja template; without, its braces are just text. The variable
-    /// `input` is PROMPT and stdin unless it is given.
+    /// With a --var, a prompt file is a minijinja template; without, its braces are just text, unless its only variable is
+    /// `input`. That variable is PROMPT and stdin unless it is given.
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_variable)]
     pub var: Vec<(String, String)>,
 
@@ -179,6 +180,10 @@ pub struct PromptArgs {
     /// field of its own.
     #[arg(long, value_name = "HOW", conflicts_with = "raw")]
     pub think: Option<String>,
+
+    /// What a variation of --compare made of it; set after parsing.
+    #[arg(skip)]
+    pub varied_think: Option<Think>,
 
     /// Offer the model these tools: an array of tools as in OpenAI's API, in a file or itself, or a file in TOML as chat's
     ///

@@ -1,9 +1,11 @@
 //! The next turn of a session, with a model here or at an endpoint: its prompt, the messages that it adds,
 //! and the session that keeps it.
 
+use std::io::Write;
 use std::sync::Arc;
 
 use super::RunArgs;
+use super::report::Report;
 use super::tool_rounds::ToolRounds;
 use crate::cli::error::{CommandError, Exit};
 use crate::cli::model::load::Loaded;
@@ -111,14 +113,19 @@ pub fn unanswered(turns: &[Arc<SavedTurn>]) -> Vec<Message> {
 }
 
 /// Says what a session keeps of an answer that was cut or is empty.
-pub fn note_kept(finished: Finished, answer: &Answer, name: Option<&SessionName>, terminal: &Terminal) {
+pub fn note_kept<W: Write>(
+    finished: Finished,
+    answer: &Answer,
+    name: Option<&SessionName>,
+    report: &mut Report<'_, W>,
+) {
     let Some(name) = name else { return };
     match finished {
         Finished::Kept if answer.outcome.finish == Finish::Cancelled => {
-            terminal.note(format!("session {name}: the answer so far is kept as a cancelled turn"));
+            report.note(format!("session {name}: the answer so far is kept as a cancelled turn"));
         }
         Finished::Kept => {}
-        Finished::Empty => terminal.note(format!("session {name}: nothing was answered, so no turn is kept")),
+        Finished::Empty => report.note(format!("session {name}: nothing was answered, so no turn is kept")),
     }
 }
 

@@ -1,7 +1,8 @@
 //! The prompt: one text from the argument, a file, a stored prompt, its variables and stdin.
 //!
 //! The parts come in one order, each set off by a blank line: file or stored prompt, argument, stdin. Only a
-//! stored prompt, or a file with `--var`, is a template; braces in other files are text. Nothing is dropped
+//! stored prompt, a file with `--var`, or one with `{{ input }}` where there is input is a template; braces in other files
+//! are text. Nothing is dropped
 //! silently: an unused variable or a missing input is an error.
 
 use std::collections::BTreeMap;
@@ -150,8 +151,10 @@ fn gather_text(
         ));
     }
     let variables = variables(&args.var)?;
+    let has_input = stdin.is_some() || !words.is_empty();
+    let is_filled = has_input && body.as_ref().is_some_and(|(_, text)| takes_input_alone(text));
     let parts = Parts {
-        is_template: args.name.is_some() || !args.var.is_empty(),
+        is_template: args.name.is_some() || !args.var.is_empty() || is_filled,
         variables,
         argument: (!words.is_empty()).then(|| words.join(" ")),
         stdin,
@@ -183,6 +186,11 @@ fn assemble(parts: Parts) -> Result<String, CommandError> {
         Some((_, text)) if !parts.is_template => Ok(join([Some(text), input]).unwrap_or_default()),
         Some((name, text)) => fill(&name, &text, parts.variables, input),
     }
+}
+
+/// Returns whether a text is a template whose only variable is `input`.
+fn takes_input_alone(text: &str) -> bool {
+    PromptTemplate::new(text).is_ok_and(|template| template.variables().eq(["input"]))
 }
 
 /// Texts set off by blank lines; empty ones take no part, and `None` only when all are.

@@ -221,6 +221,12 @@ impl<'a, W: Write> Report<'a, W> {
         }
     }
 
+    /// Notes something below the answer so far.
+    pub fn note(&mut self, text: String) {
+        let _ = self.end_line(); // a failure comes again with the report's end
+        self.terminal.note(text);
+    }
+
     /// Ends the report: the line end, the text that was not streamed, or the JSON.
     pub fn finish(&mut self, answer: &Answer) -> Result<(), OutputError> {
         self.clear_progress();
@@ -735,6 +741,10 @@ mod tests {
         let generation =
             AnswerGeneration { llm: &llm, turn: &turn, plan: &plan, session: None, graceful: &graceful };
         let generated = generation.run(&mut report).expect("an answer");
+        report.note("a note".to_owned());
+        if stream && format == OutputFormat::Text {
+            assert!(report.is_at_line_start);
+        }
         report.finish(&generated.answer).expect("a Vec takes all");
         drop(report);
         String::from_utf8(stdout).expect("UTF-8")

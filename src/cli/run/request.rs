@@ -67,7 +67,7 @@ pub fn turn_request(
 impl PromptArgs {
     /// Returns the reasoning that `--think` asks for.
     pub fn think(&self) -> Result<Think, CommandError> {
-        Think::of_flag(self.think.as_deref())
+        self.varied_think.map_or_else(|| Think::of_flag(self.think.as_deref()), Ok)
     }
 
     /// Returns the template variables that `--think` sets.

@@ -120,7 +120,7 @@ fn take_turn(
     let first = begin(session_chat, messages(session_chat.saved(), next), tools, &images)?;
     let mut after = |asked, generated: &Generated, report: &mut Report<'_, _>, graceful: &Graceful| {
         let finished = session_chat.finish(asked, &generated.answer)?;
-        note_kept(finished, &generated.answer, name, terminal);
+        note_kept(finished, &generated.answer, name, report);
         let Some(results) = rounds.results(generated, &mut images, report, graceful)? else {
             return Ok(None);
         };

@@ -3,11 +3,10 @@
 use serde_json::{Value, json};
 
 use super::{counted_tokens, fork_json};
-use crate::cli::terminal::clock::local_time;
 use crate::cli::terminal::report::{columns, counted};
 use llmctl_engine::Finish;
 use llmctl_engine::session::store::{Listed, SavedSession, SavedTurn, SessionName};
-use llmctl_template::{Content, ImageRef, Message};
+use llmctl_template::{Content, DateTime, ImageRef, Message};
 
 pub fn show(name: &SessionName, saved: &SavedSession) -> (String, Value) {
     let fork = saved.fork_of.as_ref();
@@ -119,7 +118,7 @@ pub fn message_json(message: &Message) -> Value {
 }
 
 fn when(ms: u64) -> String {
-    local_time(ms).strftime("%F %T")
+    DateTime::local(ms).strftime("%F %T")
 }
 
 /// Names the branches of the session that is shown, those of its session where it is a branch.

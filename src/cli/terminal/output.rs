@@ -1,6 +1,6 @@
 //! stdout: the answer and nothing else.
 //!
-//! A closed pipe ends a command quietly; a full disk is an error. On a terminal, control characters are made
+//! A closed pipe or terminal ends a command quietly; a full disk is an error. On a terminal, control characters are made
 //! visible, because a model's text must not use the terminal's escape sequences or reorder characters. Pipes
 //! and files get the bytes unchanged.
 
@@ -33,6 +33,8 @@ impl OutputError {
 pub struct Output<W: Write> {
     stream: W,
     is_terminal: bool,
+    /// Texts may use the terminal's escape sequences.
+    is_trusted: bool,
     /// No file is open behind the stream, so output would be lost.
     is_closed: bool,
 }
@@ -41,13 +43,18 @@ impl Output<io::StdoutLock<'static>> {
     pub fn stdout() -> Self {
         let stream = io::stdout();
         let is_terminal = stream.is_terminal();
-        Self { stream: stream.lock(), is_terminal, is_closed: is_stdout_closed() }
+        Self { is_closed: is_stdout_closed(), ..Self::new(stream.lock(), is_terminal) }
     }
 }
 
 impl<W: Write> Output<W> {
     pub fn new(stream: W, is_terminal: bool) -> Self {
-        Self { stream, is_terminal, is_closed: false }
+        Self { stream, is_terminal, is_trusted: false, is_closed: false }
+    }
+
+    /// Takes texts that were made harmless already.
+    pub fn trusted(self, is_trusted: bool) -> Self {
+        Self { is_trusted, ..self }
     }
 
     pub fn is_terminal(&self) -> bool {
@@ -59,9 +66,12 @@ impl<W: Write> Output<W> {
         if self.is_closed {
             return Err(OutputError::new("standard output", io::Error::other("it is closed")));
         }
-        let text = if self.is_terminal { visible(text) } else { text.into() };
+        let text = if self.is_terminal && !self.is_trusted { visible(text) } else { text.into() };
         let written = self.stream.write_all(text.as_bytes()).and_then(|()| self.stream.flush());
-        written.map_err(|error| OutputError::new("standard output", error))
+        written.map_err(|error| match self.is_terminal {
+            true => OutputError::Closed, // it was hung up
+            false => OutputError::new("standard output", error),
+        })
     }
 
     pub fn line(&mut self, text: &str) -> Result<(), OutputError> {
@@ -82,6 +92,21 @@ mod tests {
         let mut pipe = Vec::new();
         Output::new(&mut pipe, false).write(hostile).expect("a Vec takes all");
         assert_eq!(pipe, hostile.as_bytes());
+    }
+
+    #[test]
+    fn a_terminal_that_is_gone_has_left_as_a_pipe_does() {
+        struct Gone;
+        impl Write for Gone {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::Error::other("input/output error"))
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        assert!(matches!(Output::new(Gone, true).trusted(true).write("a"), Err(OutputError::Closed)));
+        assert!(matches!(Output::new(Gone, false).write("a"), Err(OutputError::Failed(_))));
     }
 
     #[test]

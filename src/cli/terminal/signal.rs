@@ -1,4 +1,4 @@
-//! The only owner of SIGINT, SIGTERM, SIGTSTP and SIGXFSZ in the process.
+//! The only owner of SIGINT, SIGTERM, SIGHUP, SIGTSTP and SIGXFSZ in the process.
 //!
 //! Outside a [`Graceful`] section a signal ends the process at once with 128 + its number, as an unhandled
 //! one does in a shell. Inside, the first signal is recorded for the loop to see and the second ends the
@@ -145,6 +145,14 @@ impl Graceful {
     }
 }
 
+/// Reads the answer to a question with the line editor, as at the prompt: SIGINT is the editor's, another signal ends the process.
+pub fn at_question<T>(read: impl FnOnce() -> T) -> T {
+    let manner = MANNER.swap(AT_PROMPT, Ordering::SeqCst);
+    let answer = read();
+    MANNER.store(manner, Ordering::SeqCst);
+    answer
+}
+
 fn received() -> Option<u8> {
     u8::try_from(RECEIVED.load(Ordering::SeqCst)).ok().filter(|&number| number != 0)
 }
@@ -155,12 +163,13 @@ impl Drop for Graceful {
     }
 }
 
-/// Installs the handlers of all four. Called once, before any long work.
+/// Installs the handlers of all five. Called once, before any long work.
 #[cfg(unix)]
 pub fn install() {
-    let handlers: [(_, extern "C" fn(libc::c_int)); 4] = [
+    let handlers: [(_, extern "C" fn(libc::c_int)); 5] = [
         (libc::SIGINT, on_signal),
         (libc::SIGTERM, on_signal),
+        (libc::SIGHUP, on_signal),
         (libc::SIGTSTP, on_stop),
         (libc::SIGXFSZ, on_file_limit),
     ];

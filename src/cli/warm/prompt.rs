@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use serde_json::{Map, Value, json};
 
@@ -28,7 +28,7 @@ use llmctl_template::{Content, Conversation, DateTime, Message, Role, text_part}
 const QUESTIONS: [&str; 2] = ["a", "Z"];
 
 /// Seconds after which templates that write a date write another one.
-const TOMORROW: i64 = 86_400;
+const TOMORROW_MS: u64 = 86_400_000;
 
 /// A prompt as it was read.
 pub struct PromptSource {
@@ -187,8 +187,8 @@ impl<'a> Ahead<'a> {
             let planner = self.app.planner(&self.engine);
             Ok(planner.plan(&followed_by(input, question)?, now, turn)?.request(turn))
         };
-        let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
-        let [now, tomorrow] = [seconds, seconds + TOMORROW].map(DateTime::from_unix);
+        let ms = now_ms();
+        let [now, tomorrow] = [ms, ms + TOMORROW_MS].map(DateTime::local);
         let first = plan(QUESTIONS[0], now)?;
         let common =
             |other: &Request| tokens(&first, &[]).as_tokens().common_prefix(tokens(other, &[]).as_tokens());

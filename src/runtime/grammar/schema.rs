@@ -98,7 +98,13 @@ pub fn prepare(schema: &Value) -> Result<Value, GrammarError> {
         return Err(unsupported(OPTIONS, "options of the grammar library are not for requests"));
     }
     check_resources(&schema)?;
-    let schema = simplify_all(schema, &|reference| reference.contains(['~', '%']));
+    let mut schema = simplify_all(schema, &|reference| reference.contains(['~', '%']));
+    let mut has_repeats = false;
+    walk(&mut schema, &mut |schema| has_repeats |= counts_repeats(schema));
+    if has_repeats {
+        let message = "more than one member beyond those of \"required\": a name could come twice";
+        return Err(unsupported("minProperties", message));
+    }
     let whole = Value::Object(schema);
     check_chain(&whole)?;
     satisfiable::check(&whole)?;
@@ -144,6 +150,15 @@ pub fn without(schema: &mut Value, keyword: &str, message: &str) -> bool {
         }
     });
     is_found
+}
+
+/// Returns whether the library could reach `minProperties` by one name twice, which is one member: names that `required` does not
+/// fix may repeat.
+fn counts_repeats(schema: &Map<String, Value>) -> bool {
+    let least = schema.get("minProperties").and_then(Value::as_u64).unwrap_or(0);
+    let fixed = schema.get("required").and_then(Value::as_array).map_or(0, Vec::len) as u64;
+    let may_be_object = schema.get("type").is_none_or(|kind| any(kind, &|kind| kind == "object"));
+    may_be_object && least > fixed + 1
 }
 
 /// White space as written by Python's `json.dumps`, which models have seen most. A fixed layout forces names
@@ -542,6 +557,14 @@ pub mod tests {
         };
         assert_eq!(named(json!({"x-guidance": {}})), "x-guidance");
         assert_eq!(named(json!({"$defs": {"a": {"$id": "b", "items": {"$ref": "#/c"}}}})), "$id");
+        assert_eq!(named(json!({"items": {"type": "object", "minProperties": 2}})), "minProperties");
+        for fixed in [
+            json!({"type": "object", "minProperties": 1}),
+            json!({"type": "object", "required": ["a"], "minProperties": 2}),
+            json!({"type": "array", "minProperties": 2}),
+        ] {
+            assert!(prepare(&fixed).is_ok(), "{fixed}");
+        }
         check(json!({"$id": "a", "items": {"$ref": "#/c"}}), json!({"$id": "a", "items": {"$ref": "#/c"}}));
         check(json!({"items": {"$id": "b"}}), json!({"items": {"$id": "b"}}));
         let old = |draft: &str| json!({"$schema": draft, "items": {"id": "b", "items": {"$ref": "#/c"}}});

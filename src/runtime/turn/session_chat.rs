@@ -306,7 +306,7 @@ impl SessionChat {
     /// Returns the time that templates see; `now_ms` before the first turn.
     fn date(&self, now_ms: u64) -> DateTime {
         let began_ms = self.saved.turns.first().map_or(now_ms, |first| first.turn.started_ms);
-        DateTime::from_unix(i64::try_from(began_ms / 1000).unwrap_or_default())
+        DateTime::local(began_ms)
     }
 
     /// Returns the model of the next answers.

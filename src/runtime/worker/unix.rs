@@ -19,7 +19,7 @@ pub struct ProcessLimits {
 }
 
 /// Configures the child before exec: a process group of its own, so that this terminal's Ctrl-C does not
-/// reach it; SIGINT and SIGTERM ignored, because the parent handles them; `limits`; and on Linux, death with
+/// reach it; SIGINT, SIGTERM and SIGHUP ignored, because the parent handles them; `limits`; and on Linux, death with
 /// the thread that starts it.
 pub fn prepare(command: &mut Command, limits: ProcessLimits) {
     command.process_group(0);
@@ -50,7 +50,7 @@ fn checked(result: libc::c_int) -> io::Result<()> {
 }
 
 fn ignore_signals() -> io::Result<()> {
-    for number in [libc::SIGINT, libc::SIGTERM] {
+    for number in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: async-signal-safe; sets a disposition that has no handler.
         if unsafe { libc::signal(number, libc::SIG_IGN) } == libc::SIG_ERR {
             return Err(io::Error::last_os_error());

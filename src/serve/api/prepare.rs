@@ -87,7 +87,7 @@ fn prepare_chat(
         app.sessions().check_out(session, turn, &app.model().fingerprint, &conversation.messages)
     };
     let Some(opened) = request.session.as_ref().map(check_out).transpose()?.flatten() else {
-        let plan = planner.plan_chat(conversation, DateTime::utc_now(), &request.turn)?;
+        let plan = planner.plan_chat(conversation, DateTime::local_now(), &request.turn)?;
         let assignment = assigned(app, None)?;
         return Ok(Prepared::without_session(assignment, vec![plan]));
     };

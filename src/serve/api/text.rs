@@ -135,7 +135,7 @@ fn render(
     conversation: &Conversation,
     start: &AnswerStart,
 ) -> Result<String, ApiError> {
-    let rendered = chat_tokenizer.render(conversation, DateTime::utc_now());
+    let rendered = chat_tokenizer.render(conversation, DateTime::local_now());
     let prompt = rendered.map_err(Error::from)?;
     let start = start.in_markup(chat_tokenizer.output_markup(), &prompt)?;
     Ok(prompt + &start)

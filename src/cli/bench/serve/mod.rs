@@ -78,7 +78,7 @@ pub struct TargetArgs {
     #[arg(long = "self", id = "own")]
     pub own: bool,
 
-    /// Model to load with --self
+    /// Model to load with --self; with --endpoint, as --served-model
     #[arg(long, short, value_name = "REF")]
     pub model: Option<String>,
 
@@ -95,23 +95,23 @@ pub struct TargetArgs {
     pub api: Option<Api>,
 
     /// Requests that are computed at the same time, with --self (default: the most users)
-    #[arg(long, value_name = "N", hide_short_help = true, value_parser = count(1..=1024))]
+    #[arg(long, value_name = "N", conflicts_with = "endpoint", hide_short_help = true, value_parser = count(1..=1024))]
     pub parallel: Option<usize>,
 
     /// Threads to compute with, with --self
-    #[arg(long, short = 't', value_name = "N", hide_short_help = true, value_parser = count(1..=1024))]
+    #[arg(long, short = 't', value_name = "N", conflicts_with = "endpoint", hide_short_help = true, value_parser = count(1..=1024))]
     pub threads: Option<usize>,
 
     /// Context size in tokens, with --self (default: what the conversations need)
-    #[arg(long, value_name = "N", hide_short_help = true, value_parser = count(2..))]
+    #[arg(long, value_name = "N", conflicts_with = "endpoint", hide_short_help = true, value_parser = count(2..))]
     pub ctx: Option<usize>,
 
     /// Type of the KV cache, with --self
-    #[arg(long, value_name = "TYPE", value_parser = one_of(&KV_TYPES), hide_short_help = true)]
+    #[arg(long, value_name = "TYPE", value_parser = one_of(&KV_TYPES), conflicts_with = "endpoint", hide_short_help = true)]
     pub kv_type: Option<KvType>,
 
     /// Instruction set of the CPU kernels, with --self
-    #[arg(long, value_name = "SET", value_parser = one_of(&INSTRUCTION_SETS), hide_short_help = true)]
+    #[arg(long, value_name = "SET", value_parser = one_of(&INSTRUCTION_SETS), conflicts_with = "endpoint", hide_short_help = true)]
     pub cpu: Option<Isa>,
 }
 
@@ -136,7 +136,7 @@ pub struct LoadArgs {
     pub trace: Option<PathBuf>,
 
     /// Replay it this many times as fast
-    #[arg(long, value_name = "X", default_value = "1", value_parser = positive)]
+    #[arg(long, value_name = "X", default_value = "1", value_parser = positive, requires = "trace")]
     pub speed: f64,
 
     /// Requests of each point, at most
@@ -224,8 +224,9 @@ pub fn run(args: &BenchServeArgs, terminal: &Terminal) -> Result<Exit, CommandEr
     let client = Arc::new(LoadClient::new(endpoint.clone(), key.as_deref(), args.load.timeout.0)?);
     let has_template = own.as_ref().is_none_or(|own| own.has_chat_template());
     let api = args.target.api.unwrap_or(if has_template { Api::Chat } else { Api::Completions });
-    let (work, server) =
-        runtime.block_on(meet(workload(args, &plan, api), args.target.served_model.as_deref(), &client))?;
+    let named = args.target.model.as_ref().filter(|_| own.is_none());
+    let served = args.target.served_model.as_ref().or(named).map(String::as_str);
+    let (work, server) = runtime.block_on(meet(workload(args, &plan, api), served, &client))?;
     let mut document = super::new_document();
     document.server = Some(ServerFacts { endpoint: endpoint.address().to_string(), ..server });
     let sweep = LoadSweep { args, plan: &plan, client, work: Arc::new(work), graceful: &graceful, terminal };

@@ -75,7 +75,7 @@ fn told(chat: &Chat<'_>, text: impl AsRef<str>) -> Done {
     Ok(Effect::Prompt)
 }
 
-/// Asks before something is taken away. A script is not asked.
+/// Asks before something is taken away that can be brought back. A script is not asked.
 fn agrees(chat: &mut Chat<'_>, question: &str) -> Result<bool, CommandError> {
     let answer = chat.ui.input.ask(&format!("{question} y(es), n(o): "))?;
     Ok(matches!(answer.as_deref(), None | Some("y" | "yes")))

@@ -25,7 +25,6 @@ pub fn new(chat: &mut Chat<'_>) -> Done {
     let had_turns = !chat.state.turns().is_empty();
     chat.state.keep_system();
     let old = chat.state.name().cloned().filter(|_| had_turns);
-    chat.state.attached.clear();
     chat.begin_anew(planned(chat));
     let kept = match &old {
         Some(old) => format!("; session {old} is kept, /load {old} returns to it"),
@@ -52,7 +51,6 @@ pub fn reset(chat: &mut Chat<'_>) -> Done {
     chat.state.session_chat.rewind(0)?;
     chat.model.reset_session(&chat.state.engine_name())?;
     (chat.state.last, chat.state.has_warned) = (None, false);
-    chat.state.attached.clear();
     let system = system_stays(chat);
     let kept = branch.map_or(String::new(), |branch| format!(" as {branch}"));
     told(chat, format!("the conversation is empty{system}; {turns} kept{kept}, /undo returns to it"))
@@ -244,6 +242,12 @@ pub fn delete(chat: &mut Chat<'_>, argument: &str) -> Done {
     let store = chat.store()?;
     let saved = store.read(&name).map_err(|error| not_found(error, &store));
     let turns = counted(saved.as_ref().map_or(0, |saved| saved.turns.len()), "turn");
+    if !chat.ui.is_interactive() {
+        let error = CommandError::usage("/delete: there is no terminal to ask on");
+        return Err(
+            error.hint(format!("`llmctl sessions remove {name} --yes` removes it without a question"))
+        );
+    }
     if !agrees(chat, &format!("remove session {name} with {turns}?"))? {
         return told(chat, "nothing was removed");
     }

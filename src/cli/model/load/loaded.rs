@@ -99,7 +99,7 @@ impl PreparedTexts {
 
     /// Returns the time that chat templates see.
     pub fn now(&self) -> DateTime {
-        *self.now.get_or_init(DateTime::utc_now)
+        *self.now.get_or_init(DateTime::local_now)
     }
 
     /// Sets the frontend of the conversations; see [`ChatTokenizer::set_frontend`].
