@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use super::error::{CommandError, Exit};
 use super::replay::folder::Recorder;
-use super::run::answer::{AnswerGeneration, Generated, POLL};
+use super::run::answer::{AnswerGeneration, Generated, POLL, is_closed};
 use super::run::report::timings_json;
 use super::run::{RunArgs, system_prompt};
 use super::terminal::Terminal;
@@ -30,7 +30,6 @@ use super::think::Think;
 use crate::cli::flags::args::{EngineOptions, Sharing};
 use crate::cli::model::load;
 use crate::cli::model::load::Loaded;
-use crate::cli::terminal::output::OutputError;
 use crate::cli::terminal::report::{counted, drafts};
 use crate::cli::terminal::signal::Graceful;
 use input::{MAX_ROW_BYTES, open_rows, read_row};
@@ -228,11 +227,10 @@ impl BatchJob<'_> {
                     Err(_) => break,
                 }
             }
-            let stopped = match ahead.pop_front() {
-                Some(row) => self.finish(row, &graceful)?,
-                None => Some(graceful.received().map_or(Stopped::End, Stopped::Signal)),
+            let Some(row) = ahead.pop_front() else {
+                return Ok(graceful.received().map_or(Stopped::End, Stopped::Signal));
             };
-            if let Some(stopped) = stopped {
+            if let Some(stopped) = self.finish(row, &graceful)? {
                 return Ok(stopped);
             }
         }
@@ -288,11 +286,10 @@ impl BatchJob<'_> {
             Answered::Row(answer) => answer,
             Answered::Stopped(signal) => return Ok(Some(Stopped::Signal(signal))),
         };
-        match self.results.append(&result_row(&id, number, answer.as_ref())) {
-            Ok(()) => self.progress.inc(1),
-            Err(OutputError::Closed) => return Ok(Some(Stopped::ReaderGone)),
-            Err(OutputError::Failed(error)) => return Err(error),
+        if is_closed(self.results.append(&result_row(&id, number, answer.as_ref())))? {
+            return Ok(Some(Stopped::ReaderGone));
         }
+        self.progress.inc(1);
         self.count(&place(&id, number), answer.map(|(_, usage)| usage));
         Ok(None)
     }

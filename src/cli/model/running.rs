@@ -155,11 +155,10 @@ fn identity(args: &ModelArgs, resolved: &Resolved) -> io::Result<String> {
         hash_files(&mut hash, &adapter.path)?;
     }
     let path = resolved.source.path();
-    match resolved.source {
-        ModelSource::BuiltIn(_) => {
-            hash.update(format!("{} {}", path.display(), env!("CARGO_PKG_VERSION")));
-        }
-        _ => hash_files(&mut hash, path)?,
+    if matches!(resolved.source, ModelSource::BuiltIn(_)) {
+        hash.update(format!("{} {}", path.display(), env!("CARGO_PKG_VERSION")));
+    } else {
+        hash_files(&mut hash, path)?;
     }
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
