@@ -5,7 +5,9 @@
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde_json::{Map, json};
@@ -33,6 +35,8 @@ pub struct Script {
     /// Events after `Started`, one list per request. Without one, the answer repeats the prompt's last word.
     answers: Arc<Mutex<VecDeque<Vec<Event>>>>,
     requests: Arc<Mutex<Vec<Request>>>,
+    /// Set if each request waits a moment for the next: true once one came before the answer.
+    met: Option<Arc<AtomicBool>>,
 }
 
 impl Default for Script {
@@ -49,7 +53,8 @@ impl Default for Script {
         let config = EngineConfig::new(context_length, Vec::new());
         let spec = EngineSpec::new(model, config).expect("a spec without pages fits");
         let (answers, requests) = Default::default();
-        Self { name: "script".to_owned(), template: Some(TEMPLATE.to_owned()), spec, answers, requests }
+        let (name, template) = ("script".to_owned(), Some(TEMPLATE.to_owned()));
+        Self { name, template, spec, answers, requests, met: None }
     }
 }
 
@@ -97,6 +102,16 @@ impl Script {
         self
     }
 
+    /// Answers a request when another one has come, or after a second.
+    pub fn awaiting_the_next(self) -> Self {
+        Self { met: Some(Arc::default()), ..self }
+    }
+
+    /// Returns whether a request came while another had no answer.
+    pub fn has_met(&self) -> bool {
+        self.met.as_ref().is_some_and(|met| met.load(Ordering::SeqCst))
+    }
+
     /// Returns the requests so far, oldest first.
     pub fn requests(&self) -> Vec<Request> {
         self.requests.lock().clone()
@@ -137,9 +152,24 @@ impl Script {
         let events = self.answer(&request);
         self.requests.lock().push(request);
         let mut events = std::iter::once(started).chain(events);
-        let _ = events.try_for_each(|event| match sink(event) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(()),
+        let mut answer = move || {
+            let _ = events.try_for_each(|event| match sink(event) {
+                ControlFlow::Continue(()) => Ok(()),
+                ControlFlow::Break(()) => Err(()),
+            });
+        };
+        let Some(met) = self.met.clone() else {
+            answer();
+            return Ok(());
+        };
+        let requests = Arc::clone(&self.requests);
+        thread::spawn(move || {
+            let (so_far, deadline) = (requests.lock().len(), Instant::now() + Duration::from_secs(1));
+            while requests.lock().len() == so_far && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(1));
+            }
+            met.fetch_or(requests.lock().len() > so_far, Ordering::SeqCst);
+            answer();
         });
         Ok(())
     }

@@ -1,5 +1,7 @@
 //! `llmctl run --batch` on a real trained model: results, refusals, kills and resumption.
 
+use std::io::Write;
+
 use super::stories;
 use crate::common::prelude::*;
 
@@ -93,6 +95,42 @@ fn results_may_go_to_stdout_and_rows_come_from_stdin() {
     let Some(model) = stories() else { return };
     let ran = finish(Place::new().command(&["run", "--model", &model, "--batch", "-"]), &input(3));
     assert_eq!(answers(&ran.check(0, "3 answered").stdout).len(), 3);
+}
+
+#[test]
+fn a_program_may_write_a_row_when_it_has_read_the_last_result() {
+    let Some(model) = stories() else { return };
+    let place = Place::new();
+    let mut command = place.command(&["run", "--model", &model, "--batch", "-"]);
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("starts");
+    let mut rows = child.stdin.take().expect("a pipe");
+    let mut results = BufReader::new(child.stdout.take().expect("a pipe"));
+    for row in input(3).lines() {
+        writeln!(rows, "{row}").expect("it reads");
+        let mut result = String::new();
+        results.read_line(&mut result).expect("a result");
+        assert_eq!(answers(&result)[0].0, serde_json::from_str::<Value>(row).expect("JSON")["custom_id"]);
+    }
+    drop(rows);
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+}
+
+#[test]
+fn rows_that_are_computed_together_have_the_answers_of_rows_alone() {
+    let Some(model) = stories() else { return };
+    let (together, alone) = (Place::new(), Place::new());
+    together.write("in.jsonl", input(20));
+    batch(&together, &model, &[]).check(0, "20 answered");
+    let found = answers(&together.read("out.jsonl"));
+    let expected: Vec<_> = input(20)
+        .lines()
+        .flat_map(|row| {
+            alone.write("row.jsonl", row);
+            answers(&alone.run(&["run", "--model", &model, "--batch", "row.jsonl"]).check(0, "").stdout)
+        })
+        .collect();
+    assert_eq!(found, expected);
 }
 
 #[test]

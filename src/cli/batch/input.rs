@@ -13,9 +13,12 @@ pub const MAX_ROW_BYTES: u64 = 64 << 20;
 ///
 /// # Errors
 /// A file that cannot be read.
-pub fn open_rows(path: &Path, counts_blank: bool) -> Result<(Box<dyn BufRead>, Option<u64>), CommandError> {
+pub fn open_rows(
+    path: &Path,
+    counts_blank: bool,
+) -> Result<(Box<dyn BufRead + Send>, Option<u64>), CommandError> {
     if path == Path::new("-") {
-        return Ok((Box::new(io::stdin().lock()), None));
+        return Ok((Box::new(BufReader::new(io::stdin())), None));
     }
     let unreadable = |error| CommandError::reading(path, error);
     let file = File::open(path).map_err(unreadable)?;

@@ -1,5 +1,6 @@
-//! `run --batch`: rows of a JSON Lines file to results in OpenAI's form, one row at a time.
+//! `run --batch`: rows of a JSON Lines file to results in OpenAI's form, in the order of the rows.
 //!
+//! The engine has several rows at once. The oldest is waited for and written before the others are looked at.
 //! `row` reads a row, `results` keeps what is finished. A row that is wrong, or that the engine refuses, is
 //! reported in its place and the rest continue; only what would hit every row (a full disk, a dead engine)
 //! ends the batch. A custom_id is answered once per file: an interrupted row leaves no trace and `--resume`
@@ -9,9 +10,11 @@ pub mod input;
 pub mod results;
 pub mod row;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::BufRead;
 use std::path::Path;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use indicatif::ProgressBar;
@@ -19,30 +22,37 @@ use serde_json::{Value, json};
 
 use super::error::{CommandError, Exit};
 use super::replay::folder::Recorder;
-use super::run::answer::{AnswerGeneration, Generated};
+use super::run::answer::{AnswerGeneration, Generated, POLL, is_closed};
 use super::run::report::timings_json;
 use super::run::{RunArgs, system_prompt};
 use super::terminal::Terminal;
 use super::think::Think;
+use crate::cli::flags::args::{EngineOptions, Sharing};
 use crate::cli::model::load;
 use crate::cli::model::load::Loaded;
-use crate::cli::terminal::output::OutputError;
 use crate::cli::terminal::report::{counted, drafts, is_same_file};
 use crate::cli::terminal::signal::Graceful;
 use input::{MAX_ROW_BYTES, open_rows, read_row};
 use llmctl_base::GivenSampling;
-use llmctl_engine::turn::{Answer, TextPrompt, TurnError, TurnInput, TurnRequest};
-use llmctl_engine::{Finish, Outcome, Overflow, Usage};
+use llmctl_engine::turn::{Answer, TextPrompt, TurnError, TurnInput, TurnPlan, TurnRequest};
+use llmctl_engine::{EventStream, Finish, Outcome, Overflow, Usage};
 use llmctl_serve::error::ApiError;
 use llmctl_serve::wire::answer as wire;
 use llmctl_serve::wire::answer::TokenBytes;
 use llmctl_serve::wire::image_files::ImageReading;
+use llmctl_serve::wire::params::MAX_CHOICES;
 use llmctl_template::{Content, Conversation, Message};
 use results::{Earlier, Results};
 use row::{BatchRow, Defaults, RowFormat, own_failure, parse, refusal};
 
 /// Number of refused rows that are named on stderr; the rest are counted.
 const NAMED_FAILURES: usize = 5;
+
+/// Number of rows that the engine computes together.
+const ROWS_TOGETHER: usize = 8;
+
+/// Most rows that the engine has at once, so that a long answer leaves it other rows to compute. A kill loses at most these.
+const ROWS_AHEAD: usize = 4 * ROWS_TOGETHER;
 
 /// Runs the batch that `--batch` names.
 pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError> {
@@ -59,7 +69,10 @@ pub fn run(mut args: RunArgs, terminal: &Terminal) -> Result<Exit, CommandError>
     };
     note_earlier(&earlier, terminal);
     let system = system_prompt(args.prompt.system.as_ref(), args.prompt.system_file.as_ref())?;
-    let llm = load::load(&args.model, args.engine.resolve(false), terminal)?;
+    let sharing =
+        Sharing { max_running: ROWS_TOGETHER, max_waiting: ROWS_AHEAD * MAX_CHOICES, ..Sharing::default() };
+    let asked = EngineOptions { sharing, ..args.engine.resolve(false) };
+    let llm = load::load(&args.model, asked, terminal)?;
     let record = args.batch.record.as_deref();
     let recorder = record.map(|folder| Recorder::open(folder, llm.texts().fingerprint())).transpose()?;
     let defaults = Defaults {
@@ -194,43 +207,86 @@ struct BatchTally {
 }
 
 impl BatchJob<'_> {
-    fn answer_all(&mut self, mut rows: Box<dyn BufRead>) -> Result<Stopped, CommandError> {
+    fn answer_all(&mut self, rows: Box<dyn BufRead + Send>) -> Result<Stopped, CommandError> {
         let graceful = Graceful::begin();
-        let mut number = 0;
-        let reading = CommandError::io("reading the batch");
-        while let Some(line) = read_row(rows.as_mut()).map_err(&reading)? {
-            number += 1;
-            if let Some(signal) = graceful.received() {
-                return Ok(Stopped::Signal(signal));
+        let lines = lines(rows);
+        let (mut number, mut ahead) = (0, VecDeque::new());
+        loop {
+            while ahead.len() < ROWS_AHEAD && graceful.received().is_none() {
+                match lines.recv_timeout(POLL) {
+                    Ok(line) => {
+                        number += 1;
+                        ahead.extend(self.ask(line, number));
+                    }
+                    Err(RecvTimeoutError::Timeout) if ahead.is_empty() => {}
+                    Err(_) => break,
+                }
             }
-            if line.trim_ascii().is_empty() {
-                continue;
-            }
-            let (id, row) = self.name(&line, number);
-            let Some(row) = row else {
-                self.tally.counts.skipped += 1;
-                self.progress.set_length(self.progress.length().unwrap_or(1).saturating_sub(1));
-                continue;
+            let Some(row) = ahead.pop_front() else {
+                return Ok(graceful.received().map_or(Stopped::End, Stopped::Signal));
             };
-            let place = format!("row {id:?} (line {number})");
-            self.note_system(&place, &row);
-            for warning in row.iter().flat_map(warnings) {
-                self.progress.suspend(|| self.terminal.detail(&format!("{place}: {warning}")));
+            if let Some(stopped) = self.finish(row, &graceful)? {
+                return Ok(stopped);
             }
-            let row = row.map(|row| self.plain_text(row));
-            let answered = row.map(|row| self.answer(&id, &row, &graceful));
-            let answer = match answered.unwrap_or_else(|refused| Ok(Answered::Row(Err(refused))))? {
-                Answered::Row(answer) => answer,
-                Answered::Stopped(signal) => return Ok(Stopped::Signal(signal)),
-            };
-            match self.results.append(&result_row(&id, number, answer.as_ref())) {
-                Ok(()) => self.progress.inc(1),
-                Err(OutputError::Closed) => return Ok(Stopped::ReaderGone),
-                Err(OutputError::Failed(error)) => return Err(error),
-            }
-            self.count(&place, answer.map(|(_, usage)| usage));
         }
-        Ok(graceful.received().map_or(Stopped::End, Stopped::Signal))
+    }
+
+    /// Gives a row to the engine. `None` for a blank line, and for a row that an earlier run answered.
+    fn ask(&mut self, line: Result<Vec<u8>, CommandError>, number: usize) -> Option<AheadRow> {
+        let line = match line {
+            Ok(line) if line.trim_ascii().is_empty() => return None,
+            Ok(line) => line,
+            Err(error) => return Some(AheadRow { id: String::new(), number, asked: Err(error) }),
+        };
+        let (id, row) = self.name(&line, number);
+        let Some(row) = row else {
+            self.tally.counts.skipped += 1;
+            self.progress.set_length(self.progress.length().unwrap_or(1).saturating_sub(1));
+            return None;
+        };
+        let place = place(&id, number);
+        self.note_system(&place, &row);
+        for warning in row.iter().flat_map(warnings) {
+            self.progress.suspend(|| self.terminal.detail(&format!("{place}: {warning}")));
+        }
+        let row = row.map(|row| self.plain_text(row));
+        let asked = row.map_or_else(|refused| Ok(Err(refused)), |row| self.submit(row));
+        Some(AheadRow { id, number, asked })
+    }
+
+    /// Gives the engine a request for each answer of a row.
+    fn submit(&self, row: BatchRow) -> Result<Result<AskedRow, ApiError>, CommandError> {
+        let plan = match self.llm.planner().plan(&row.input, self.llm.texts().now(), &row.turn) {
+            Ok(plan) => plan,
+            Err(error) => return failed_to_plan(error).map(Err),
+        };
+        let choice = |nth| {
+            let turn = nth_turn(&row.turn, nth);
+            self.llm.engine().submit(plan.request(&turn)).map(|events| (turn, events))
+        };
+        match (0..row.num_choices).map(choice).collect() {
+            Ok(choices) => Ok(Ok(AskedRow { row, plan, choices })),
+            Err(error) => own_failure(CommandError::from(error)).map(Err),
+        }
+    }
+
+    /// Waits for a row and adds its result. Returns why the batch ends, if it does.
+    fn finish(&mut self, row: AheadRow, graceful: &Graceful) -> Result<Option<Stopped>, CommandError> {
+        let AheadRow { id, number, asked } = row;
+        let answered = asked?.map_or_else(
+            |refused| Ok(Answered::Row(Err(refused))),
+            |asked| self.answer(&id, asked, graceful),
+        );
+        let answer = match answered? {
+            Answered::Row(answer) => answer,
+            Answered::Stopped(signal) => return Ok(Some(Stopped::Signal(signal))),
+        };
+        if is_closed(self.results.append(&result_row(&id, number, answer.as_ref())))? {
+            return Ok(Some(Stopped::ReaderGone));
+        }
+        self.progress.inc(1);
+        self.count(&place(&id, number), answer.map(|(_, usage)| usage));
+        Ok(None)
     }
 
     /// Returns the row's name and the parsed row; `None` if an earlier run answered it.
@@ -258,32 +314,25 @@ impl BatchJob<'_> {
         (id, row)
     }
 
-    fn answer(&self, id: &str, row: &BatchRow, graceful: &Graceful) -> Result<Answered, CommandError> {
-        let llm = self.llm;
-        let plan = match llm.planner().plan(&row.input, llm.texts().now(), &row.turn) {
-            Ok(plan) => plan,
-            Err(error) => return Ok(Answered::Row(Err(failed_to_plan(error)?))),
-        };
+    fn answer(&self, id: &str, asked: AskedRow, graceful: &Graceful) -> Result<Answered, CommandError> {
+        let (llm, AskedRow { row, plan, choices }) = (self.llm, asked);
         let mut answers = Vec::new();
-        for nth in 0..row.num_choices {
-            let turn = &nth_turn(&row.turn, nth);
-            let generation = AnswerGeneration { llm, turn, plan: &plan, session: None, graceful };
-            let Generated { answer, signal, .. } = match generation.run(&mut ()) {
+        for (nth, (turn, events)) in choices.into_iter().enumerate() {
+            let generation = AnswerGeneration { llm, turn: &turn, plan: &plan, session: None, graceful };
+            let Generated { answer, signal, .. } = match generation.read(events, &mut ()) {
                 Ok(generated) => generated,
                 Err(error) => return Ok(Answered::Row(Err(own_failure(error)?))),
             };
             // An answer that ended by itself while the signal came is a finished one.
-            let is_cut = answer.outcome.finish == Finish::Cancelled;
-            let is_last = nth + 1 == row.num_choices;
-            if let Some(signal) = signal.filter(|_| is_cut || !is_last) {
+            if let Some(signal) = signal.filter(|_| answer.outcome.finish == Finish::Cancelled) {
                 return Ok(Answered::Stopped(signal));
             }
             if let Some(recorder) = &self.recorder {
-                recorder.record((id, nth), llm, (turn, &plan), &answer)?;
+                recorder.record((id, nth), llm, (&turn, &plan), &answer)?;
             }
             answers.push(plan.parser.generated(answer));
         }
-        Ok(Answered::Row(Ok((body(llm, row, &answers), usage_of(&answers)))))
+        Ok(Answered::Row(Ok((body(llm, &row, &answers), usage_of(&answers)))))
     }
 
     /// Notes, for the first such row, that a text completion has no place for a system prompt.
@@ -323,6 +372,38 @@ impl BatchJob<'_> {
         };
         self.progress.suspend(|| self.terminal.warn(&message));
     }
+}
+
+/// Reads rows on a thread of its own, one ahead: a program may write the next when it has seen the result of the last.
+fn lines(mut rows: Box<dyn BufRead + Send>) -> Receiver<Result<Vec<u8>, CommandError>> {
+    let (sender, lines) = mpsc::sync_channel(0);
+    thread::spawn(move || {
+        let mut next = || read_row(rows.as_mut()).map_err(CommandError::io("reading the batch")).transpose();
+        while let Some(line) = next()
+            && sender.send(line).is_ok()
+        {}
+    });
+    lines
+}
+
+/// Returns how users are told which row is meant.
+fn place(id: &str, number: usize) -> String {
+    format!("row {id:?} (line {number})")
+}
+
+/// A row whose turn to be written comes, with what the engine was asked or why the row is refused.
+struct AheadRow {
+    id: String,
+    number: usize,
+    asked: Result<Result<AskedRow, ApiError>, CommandError>,
+}
+
+/// A row that the engine has.
+struct AskedRow {
+    row: BatchRow,
+    plan: TurnPlan,
+    /// The request for each answer, with its events.
+    choices: Vec<(TurnRequest, EventStream)>,
 }
 
 /// State of a row that is asked.
@@ -504,6 +585,41 @@ not json
     }
 
     #[test]
+    fn rows_are_asked_together_and_their_results_are_in_order() {
+        let rows = |count: usize| -> String {
+            (0..count).map(|row| format!("{{\"custom_id\":\"{row}\",\"prompt\":\"say {row}\"}}\n")).collect()
+        };
+        let (together, alone) =
+            (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+        let script = Script::default().awaiting_the_next();
+        let input = rows(ROWS_AHEAD + 9);
+        let (stopped, counts, found) = batch(&script, &input, together.path());
+        assert_eq!((stopped.expect("no error"), counts.answered), (Stopped::End, ROWS_AHEAD + 9));
+        assert!(script.has_met(), "a row waited for the answer of another");
+        for line in input.lines() {
+            let (stopped, ..) = batch(&Script::default(), line, alone.path());
+            assert_eq!(stopped.expect("no error"), Stopped::End);
+        }
+        let alone = std::fs::read_to_string(alone.path().join("out.jsonl")).expect("the results");
+        let said = |row: &Value| (row["custom_id"].clone(), row["response"]["body"]["choices"].clone());
+        let alone = alone.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+        assert_eq!(
+            found.iter().map(said).collect::<Vec<_>>(),
+            alone.map(|row: Value| said(&row)).collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn no_more_rows_are_read_than_may_be_ahead() {
+        let input = "{\"prompt\":\"say one\"}\n".repeat(ROWS_AHEAD + 9);
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = Script::default().answering(vec![Event::Failed(Error::EngineGone)]);
+        let (stopped, _, rows) = batch(&script, &input, folder.path());
+        assert_eq!((stopped.unwrap_err().kind, rows.len()), (Kind::Bug, 0));
+        assert!(script.requests().len() <= ROWS_AHEAD, "{}", script.requests().len());
+    }
+
+    #[test]
     fn resume_answers_only_what_is_missing_wherever_it_was_cut() {
         let folder = tempfile::tempdir().expect("a folder");
         let (_, _, whole) = batch(&Script::default(), INPUT, folder.path());
@@ -637,7 +753,9 @@ not json
         let (defaults, quiet) = (Defaults::default(), quiet());
         let batch = job(&llm, &defaults, (Results::stdout(), Earlier::default()), &quiet);
         let both = [row(RowFormat::Chat, "q"), row(RowFormat::Completion, "q")].map(|row| {
-            let Ok(Answered::Row(Ok((mut body, usage)))) = batch.answer("a", &row, &Graceful::begin()) else {
+            let Ok(Ok(asked)) = batch.submit(row) else { panic!("a request") };
+            let Ok(Answered::Row(Ok((mut body, usage)))) = batch.answer("a", asked, &Graceful::begin())
+            else {
                 panic!("an answer")
             };
             body["created"] = 0.into();

@@ -470,8 +470,8 @@ pub struct EngineArgs {
 
     /// Memory for the KV cache, e.g. 512M or 4G (default: what one full context takes)
     ///
-    /// Without --ctx the context is limited to what this holds; with more than one context takes, a batch finds more of
-    /// its rows' common beginnings.
+    /// Without --ctx the context is limited to what this holds. The rows of a batch share it; without it they have up to eight
+    /// full contexts, as far as memory allows.
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     pub kv_memory: Option<ByteSize>,
 

@@ -7,6 +7,7 @@
 //! Invariants: only the owner can read a record; a server is used only for the same file, unchanged since the
 //! server began, and with the same settings that decide on bits.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -17,12 +18,13 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::models;
-use crate::cli::flags::args::ModelArgs;
+use crate::cli::flags::args::{LoraFile, ModelArgs};
 use crate::cli::places::Places;
 use crate::cli::terminal::Terminal;
 use llmctl_base::private_files::{private_file, private_folder};
 use llmctl_hub::builtin::GUIDE;
 use llmctl_hub::{ModelSource, Resolved};
+use llmctl_models::load::model_facts;
 use llmctl_serve::front::listen::Address;
 
 /// Folder of the records, in the state folder.
@@ -140,28 +142,41 @@ fn write(folder: &Path, record: &ServerRecord) -> io::Result<RecordFile> {
     Ok(RecordFile { path, _file: file })
 }
 
-/// Returns a hash of a model's file, or of the files of its folder, by place, size and time, with the settings that decide on bits.
+/// Returns a hash of a model's file, or of the files of its folder, by place, size and time, with the settings that decide on answers
+/// as they are in force: a flag that says the default is none.
 fn identity(args: &ModelArgs, resolved: &Resolved) -> io::Result<String> {
     let mut hash = Sha256::new();
-    hash.update(format!("{:?} {:?} {:?}\n", args.dtype, args.quantize, args.kv_type));
+    let facts = model_facts(&resolved.source).and_then(|facts| facts.decoder);
+    let context = args.ctx.or(facts.ok().map(|facts| facts.context_length));
+    let (kv_type, ends) = (args.kv_type.unwrap_or_default(), BTreeSet::from_iter(&args.eos_id));
+    hash.update(format!("{:?} {:?} {kv_type:?} {context:?} {ends:?}\n", args.dtype, args.quantize));
+    for LoraFile(adapter) in &args.lora {
+        hash.update(format!("{}\n", adapter.scale));
+        hash_files(&mut hash, &adapter.path)?;
+    }
     let path = resolved.source.path();
     if matches!(resolved.source, ModelSource::BuiltIn(_)) {
         hash.update(format!("{} {}", path.display(), env!("CARGO_PKG_VERSION")));
     } else {
-        let path = fs::canonicalize(path)?;
-        let mut files = vec![path.clone()];
-        if path.is_dir() {
-            files = fs::read_dir(&path)?.filter_map(Result::ok).map(|entry| entry.path()).collect();
-            files.retain(|file| file.is_file());
-            files.sort();
-        }
-        for file in files {
-            let metadata = fs::metadata(&file)?;
-            let modified = metadata.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-            hash.update(format!("{} {} {modified}\n", file.display(), metadata.len()));
-        }
+        hash_files(&mut hash, path)?;
     }
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn hash_files(hash: &mut Sha256, path: &Path) -> io::Result<()> {
+    let path = fs::canonicalize(path)?;
+    let mut files = vec![path.clone()];
+    if path.is_dir() {
+        files = fs::read_dir(&path)?.filter_map(Result::ok).map(|entry| entry.path()).collect();
+        files.retain(|file| file.is_file());
+        files.sort();
+    }
+    for file in files {
+        let metadata = fs::metadata(&file)?;
+        let modified = metadata.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        hash.update(format!("{} {} {modified}\n", file.display(), metadata.len()));
+    }
+    Ok(())
 }
 
 /// Finds a running server that has the model with the same settings. Removes stale records on the way.
@@ -238,6 +253,32 @@ mod tests {
         assert_eq!(why(&args), "no running server has a with these settings", "the file has changed");
         drop(file);
         assert_eq!(why(&args), "no server of yours is running");
+    }
+
+    #[test]
+    fn settings_count_as_they_are_in_force() {
+        use llmctl_models::load::KvType;
+        let folder = tempfile::tempdir().expect("a folder");
+        let model = model(folder.path());
+        fs::write(folder.path().join("tone.gguf"), "an adapter").expect("a file");
+        let of = |args: ModelArgs| identity(&args, &model).expect("files");
+        let lora = |scale: &str| {
+            let file = format!("{}={scale}", folder.path().join("tone.gguf").display());
+            ModelArgs { lora: vec![file.parse().expect("an adapter")], ..ModelArgs::default() }
+        };
+        let ends = |eos_id: &[u32]| ModelArgs { eos_id: eos_id.to_vec(), ..ModelArgs::default() };
+        let kv = |kv_type| ModelArgs { kv_type: Some(kv_type), ..ModelArgs::default() };
+        let short = ModelArgs { ctx: Some(512), ..ModelArgs::default() };
+        let plain = of(ModelArgs::default());
+        assert_eq!(plain, of(kv(KvType::F16)), "the default");
+        assert_eq!(of(ends(&[2, 1, 2])), of(ends(&[1, 2])), "the same tokens end answers");
+        let all = [plain, of(kv(KvType::Q8_0)), of(ends(&[1])), of(short), of(lora("1")), of(lora("0.5"))];
+        assert_eq!(BTreeSet::from_iter(&all).len(), all.len(), "{all:?}");
+        let guide = Resolved::built_in(&GUIDE);
+        let of = |ctx| identity(&ModelArgs { ctx, ..ModelArgs::default() }, &guide).expect("a model");
+        let own = model_facts(&guide.source).and_then(|facts| facts.decoder).expect("facts").context_length;
+        assert_eq!(of(None), of(Some(own)));
+        assert_ne!(of(None), of(Some(own / 2)));
     }
 
     #[test]

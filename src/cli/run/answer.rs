@@ -18,7 +18,7 @@ use llmctl_engine::{
 };
 
 /// Interval at which signals are checked while the engine is silent.
-pub(super) const POLL: Duration = Duration::from_millis(25);
+pub(in crate::cli) const POLL: Duration = Duration::from_millis(25);
 
 /// Receiver of an answer while it is generated.
 pub trait AnswerSink {
@@ -111,10 +111,18 @@ impl AnswerGeneration<'_> {
     /// # Errors
     /// The engine's refusal or failure, or that the sink cannot be written to.
     pub fn run(self, sink: &mut dyn AnswerSink) -> Result<Generated, CommandError> {
+        let events = self.llm.engine().submit(self.request(sink.is_watched()))?;
+        self.read(events, sink)
+    }
+
+    /// Reads the answer of a request that the engine has.
+    ///
+    /// # Errors
+    /// Those of [`Self::run`].
+    pub fn read(self, events: EventStream, sink: &mut dyn AnswerSink) -> Result<Generated, CommandError> {
         let (stream, start) = self.plan.parser.stream();
         let mut run = Run { generation: self, stream, start, sink };
-        let request = self.request(run.sink.is_watched());
-        let ending = run.request(request).inspect_err(|_| {
+        let ending = run.events(events).inspect_err(|_| {
             // The error itself is what the caller reports; one of the sink would hide it.
             let deltas = run.stream.flush(true);
             let _ = run.sink.answer(&deltas, &[], run.stream.num_reasoning_tokens());
@@ -149,9 +157,8 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs one engine request to its end.
-    fn request(&mut self, request: Request) -> Result<Ending, CommandError> {
-        let mut events = self.generation.llm.engine().submit(request)?;
+    /// Reads the events of one engine request to their end.
+    fn events(&mut self, mut events: EventStream) -> Result<Ending, CommandError> {
         let mut signal = None;
         loop {
             if signal.is_none() && self.generation.graceful.received().is_some() {
@@ -160,7 +167,7 @@ impl Run<'_> {
             }
             let Some(event) = self.next_event(&mut events)? else { continue };
             let passed_on = match event {
-                Event::Queued { .. } => Ok(()), // the engine here has no other caller to wait for
+                Event::Queued { .. } => Ok(()), // behind other rows of a batch
                 Event::Started(started) => self.started(started),
                 Event::Prefill { done, total } => self.sink.prefill(done, total),
                 Event::Encoding { done, total } => self.sink.encoding(done, total),

@@ -525,6 +525,7 @@ mod tests {
             repetition_penalty: 1.1,
             presence_penalty: -0.3,
             frequency_penalty: 1e-7,
+            repeat_last_n: 64.0,
             typical_p: 0.9,
             top_n_sigma: 1.5,
             dry_multiplier: 0.8,
