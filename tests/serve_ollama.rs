@@ -294,6 +294,19 @@ fn models_come_and_go_as_ollamas_clients_ask() {
         running(at).is_empty()
     };
     assert!((0..3000).any(|_| is_gone()), "it is unloaded after its answer");
+    // It counts until the next request that is answered, of whichever API.
+    let expires = || get(at, "/api/ps").json()["models"][0]["expires_at"].as_str().map(str::to_owned);
+    let completion = json!({"model": "qwen3", "prompt": "hello", "max_tokens": 2});
+    assert_eq!(post(at, "/v1/completions", &completion).status, 200);
+    let of_all = expires();
+    assert_ne!(error(at, "/api/generate", &json!({"model": "qwen3", "prompt": 7, "keep_alive": "1h"})).0, 200);
+    assert_eq!(expires(), of_all, "a refused request says nothing");
+    leaves["keep_alive"] = "1h".into();
+    assert_eq!(post(at, "/api/generate", &leaves).status, 200);
+    assert_ne!(expires(), of_all);
+    assert_eq!(post(at, "/v1/completions", &completion).status, 200);
+    assert_eq!(expires(), of_all);
+    assert_eq!(post(at, "/api/generate", &json!({"model": "qwen3", "keep_alive": 0})).status, 200);
     assert_eq!(
         post(at, "/api/generate", &json!({"model": "llama", "keep_alive": "1h"})).json()["done_reason"],
         "load"
