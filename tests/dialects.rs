@@ -716,6 +716,52 @@ fn calls_follow_schemas_that_are_no_list_of_properties() {
     assert_eq!(refused, [ToolCallFormat::MiniMaxM3]);
 }
 
+#[test]
+fn literals_follow_their_schema_or_name_what_they_do_not() {
+    let follows = [
+        json!({"enum": [1, "a", true, null]}),
+        json!({"const": 7}),
+        json!({"type": ["integer", "null"], "minimum": 3, "maximum": 5}),
+        json!({"anyOf": [{"type": "string", "maxLength": 2}, {"type": "null"}]}),
+        json!({"type": "string", "pattern": "^[ab]{2}$"}),
+        json!({"type": "number"}),
+    ];
+    let refuses = [
+        (json!({"type": "array", "items": {"type": "integer"}, "uniqueItems": true}), "uniqueItems"),
+        (json!({"type": "array", "prefixItems": [{"type": "integer"}]}), "prefixItems"),
+        (json!({"type": "string", "not": {"const": "a"}}), "not"),
+        (json!({"enum": [[1]]}), "enum"),
+        (json!({"minimum": 3}), "minimum"),
+    ];
+    let tool = |schema: &Value| {
+        let parameters = json!({"type": "object", "properties": {"x": schema}, "required": ["x"]});
+        json!({"type": "function", "function": {"name": "f", "parameters": parameters}})
+    };
+    for format in [ToolCallFormat::Lfm2, ToolCallFormat::Pythonic, ToolCallFormat::Gemma] {
+        let markup = output_markup(format);
+        for (schema, keyword) in &refuses {
+            let found = markup.unwritable_tools(&[tool(schema)]);
+            assert_eq!(found, [("f".to_owned(), (*keyword).to_owned())], "{format}: {schema}");
+        }
+        for schema in &follows {
+            let tools = [tool(schema)];
+            assert_eq!(markup.unwritable_tools(&tools), [], "{format}: {schema}");
+            let lark = markup.tool_grammar(&tools, &ToolChoice::Required, false, tail(format), &|_| None);
+            let lark = lark.expect("a grammar");
+            let valid = jsonschema::validator_for(schema).expect("a schema");
+            let walks: Vec<String> =
+                (0..24).filter_map(|seed| walk(&lark, &mut Random(seed))).take(4).collect();
+            assert!(!walks.is_empty(), "{format}: {schema}: no walk came to an end\n{lark}");
+            for text in &walks {
+                let answer = parse_answer(&markup, &tools, tail(format), text, false);
+                let [call] = &answer.calls[..] else { panic!("{format}: {text}\n{lark}") };
+                let value: Value = serde_json::from_str(&call.arguments).expect("JSON");
+                assert!(valid.is_valid(&value["x"]), "{format}: {schema}\n{value}\n{text}\n{lark}");
+            }
+        }
+    }
+}
+
 /// Checks that a grammar takes calls that a model may write in another form than its template, and that they mean the same.
 #[track_caller]
 fn takes(format: ToolCallFormat, text: &str, calls: &[(&str, Value)]) {

@@ -197,6 +197,12 @@ async fn the_same_conversation_gives_the_bits_of_a_chat_completion() {
     let prompt = usage["input_tokens"].as_u64().expect("a count")
         + usage["cache_read_input_tokens"].as_u64().expect("a count");
     assert_eq!(chat["usage"]["prompt_tokens"], prompt);
+    let ours = with(
+        theirs.clone(),
+        json!({"seed": 1, "min_p": 0.1, "session_id": "s", "lora": [], "loop_guard": true}),
+    );
+    let counted = server.post("/v1/messages/count_tokens", ours).await;
+    assert_eq!(ignored(&counted), "loop_guard, lora, max_tokens, min_p, seed, session_id, temperature");
     let counted = server.post("/v1/messages/count_tokens", theirs).await;
     assert_eq!(ignored(&counted), "max_tokens, temperature");
     assert_eq!(counted.ok(), json!({"input_tokens": prompt}));

@@ -139,6 +139,11 @@ async fn a_prompt_is_a_question_a_text_or_between_two() {
         let (status, _, named) = reply.error();
         assert_eq!((status, named.as_str()), (code, param), "{more}: {}", reply.text);
     }
+    let raw = ask(json!({"prompt": "One", "raw": true, "think": true, "options": {"penalize_newline": false, "stop": [""]}})).await;
+    assert_eq!(raw.headers["x-llmctl-ignored"], "options.penalize_newline, options.stop, think");
+    let asked = json!({"model": MODEL, "prompt": "One", "raw": true, "stream": false});
+    let session = server.call(Method::POST, "/api/generate", &[("x-session-id", "s")], Some(asked)).await;
+    assert_eq!(session.status, StatusCode::BAD_REQUEST, "{}", session.text);
     let hints = ask(json!({"prompt": "One", "truncate": true, "shift": true, "keep_alive": "5m", "options": {"num_ctx": 99}})).await;
     assert_eq!(hints.headers["x-llmctl-ignored"], "keep_alive, options.num_ctx, shift, truncate");
 }
@@ -227,6 +232,15 @@ async fn llama_cpps_completion_tells_probabilities() {
         (&both[0]["content"], &both[1]["content"], &both[1]["index"]),
         (&json!(" red"), &json!(" blue"), &json!(1))
     );
+    let warms = server.post("/completion", json!({"prompt": "Roses are", "n_predict": 0})).await.ok();
+    assert_eq!((&warms["content"], &warms["tokens_predicted"]), (&json!(""), &json!(0)), "{warms}");
+    let first = whole["tokens"][0].clone();
+    let banned = json!({"prompt": "Roses are", "n_predict": 1, "return_tokens": true, "logit_bias": [[first, false], [15, 1.0]]});
+    assert_ne!(server.post("/completion", banned).await.ok()["tokens"][0], whole["tokens"][0]);
+    for pairs in [json!([[1]]), json!([["a", 1]]), json!([[1, 2, 3]])] {
+        let refused = server.post("/completion", json!({"prompt": "x", "logit_bias": pairs})).await;
+        assert_eq!((refused.error().0, refused.error().2.as_str()), (422, "logit_bias"), "{pairs}");
+    }
     let slots = server.get("/slots").await.ok();
     assert!(
         slots.as_array().is_some_and(|slots| !slots.is_empty() && slots[0]["is_processing"] == false),
@@ -294,6 +308,22 @@ fn models_come_and_go_as_ollamas_clients_ask() {
         running(at).is_empty()
     };
     assert!((0..3000).any(|_| is_gone()), "it is unloaded after its answer");
+    // It counts until the next request that is answered, of whichever API.
+    let expires = || get(at, "/api/ps").json()["models"][0]["expires_at"].as_str().map(str::to_owned);
+    let completion = json!({"model": "qwen3", "prompt": "hello", "max_tokens": 2});
+    assert_eq!(post(at, "/v1/completions", &completion).status, 200);
+    let of_all = expires();
+    assert_ne!(
+        error(at, "/api/generate", &json!({"model": "qwen3", "prompt": 7, "keep_alive": "1h"})).0,
+        200
+    );
+    assert_eq!(expires(), of_all, "a refused request says nothing");
+    leaves["keep_alive"] = "1h".into();
+    assert_eq!(post(at, "/api/generate", &leaves).status, 200);
+    assert_ne!(expires(), of_all);
+    assert_eq!(post(at, "/v1/completions", &completion).status, 200);
+    assert_eq!(expires(), of_all);
+    assert_eq!(post(at, "/api/generate", &json!({"model": "qwen3", "keep_alive": 0})).status, 200);
     assert_eq!(
         post(at, "/api/generate", &json!({"model": "llama", "keep_alive": "1h"})).json()["done_reason"],
         "load"

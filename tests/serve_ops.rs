@@ -416,7 +416,9 @@ fn pages_of_listed_origins_may_ask() {
         (reply.body.as_str(), reply.header("access-control-allow-origin")),
         ("4", "https://chat.example")
     );
-    assert!(reply.header("access-control-expose-headers").contains("x-request-id"));
+    for name in ["x-request-id", "x-llmctl-ignored", "x-llmctl-branch"] {
+        assert!(reply.header("access-control-expose-headers").contains(name), "{name}: {reply:?}");
+    }
     let closed = Site::new(Options::default());
     let head = "OPTIONS /echo HTTP/1.1\r\nHost: localhost\r\nOrigin: https://a.example\r\nAccess-Control-Request-Method: POST";
     assert_eq!(ask(closed.address(), head, "").header("access-control-allow-origin"), "");

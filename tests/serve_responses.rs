@@ -24,6 +24,7 @@ fn build(store: Option<SessionStore>) -> Build {
         ("patch", PATCH),
         ("hi", "Hello there."),
         ("think", THOUGHT),
+        ("ponder", "Six times seven."),
         ("one?", "uno"),
         ("two?", "dos"),
         ("three?", "tres"),
@@ -178,6 +179,13 @@ async fn events_come_in_the_order_that_clients_need() {
     };
     let message = "output_item.added content_part.added output_text.delta output_text.done content_part.done output_item.done";
     assert_eq!(kinds_of("hi", json!({})).await, format!("created in_progress {message} completed"));
+    // The model ends in its reasoning: the message is empty, as in the whole answer.
+    let pondered = kinds_of("ponder", thinking()).await;
+    assert!(
+        pondered
+            .ends_with(&format!("output_item.done {} completed", message.replace("output_text.delta ", ""))),
+        "{pondered}"
+    );
     let call =
         "output_item.added function_call_arguments.delta function_call_arguments.done output_item.done";
     assert_eq!(
@@ -335,9 +343,10 @@ async fn unknown_responses_are_not_found() {
         let expected = (404, "previous_response_not_found".to_owned(), "previous_response_id".to_owned());
         assert_eq!(server.post(PATH, body).await.error(), expected);
     }
-    let reference = json!([{"type": "item_reference", "id": "msg_1"}]);
     let expected = (404, "item_not_found".to_owned(), "input[0].id".to_owned());
-    assert_eq!(server.post(PATH, json!({"input": reference})).await.error(), expected);
+    for reference in [json!([{"type": "item_reference", "id": "msg_1"}]), json!([{"id": "msg_1"}])] {
+        assert_eq!(server.post(PATH, json!({"input": reference})).await.error(), expected);
+    }
     // Each would be read from disk.
     let many: Vec<Value> =
         (0..300).map(|n| json!({"type": "item_reference", "id": format!("msg_resp_{n}_0")})).collect();

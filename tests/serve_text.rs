@@ -286,7 +286,7 @@ async fn the_text_between_two_others() {
         (&whole["content"], &whole["stop_type"], &whole["stop"]),
         (&json!("1, 2"), &json!("eos"), &json!(true))
     );
-    let extra = json!({"input_extra": [{"filename": files[0].0, "text": files[0].1}]});
+    let extra = json!({"input_extra": [{"filename": files[0].0, "text": files[0].1, "time": 12}]});
     assert_eq!(server.post("/infill", with(extra)).await.ok()["content"], "a, b");
     // What an editor sends with each request, and the members that it reads.
     let editor = with(json!({
@@ -300,6 +300,11 @@ async fn the_text_between_two_others() {
     let reply = reply.ok();
     assert_eq!(reply["content"], " 2", "behind what is there of the text");
     assert_eq!(reply.as_object().map(|members| members.len()), Some(2), "{reply}");
+    assert!(reply["timings/predicted_n"].is_u64(), "{reply}");
+    let warms = server.post("/infill", with(json!({"n_predict": 0}))).await.ok();
+    assert_eq!((&warms["content"], &warms["tokens_predicted"]), (&json!(""), &json!(0)), "{warms}");
+    let session = server.call(Method::POST, "/infill", &[("x-session-id", "s")], Some(asked.clone())).await;
+    assert_eq!((session.error().0, session.error().2.as_str()), (400, "session_id"));
     let stream = server.post("/infill", with(json!({"stream": true, "n_predict": 2}))).await;
     let events: Vec<Value> = stream
         .text

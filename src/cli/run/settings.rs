@@ -163,9 +163,8 @@ mod tests {
     fn every_key_can_be_set_and_taken_back() {
         for key in &keys() {
             let value = match key.as_str() {
-                "seed" | "max-tokens" | "top-k" | "repeat-last-n" | "dry-allowed-length" | "dry-penalty-last-n" => {
-                    "7"
-                }
+                "seed" | "max-tokens" | "top-k" | "repeat-last-n" | "dry-allowed-length"
+                | "dry-penalty-last-n" => "7",
                 "mirostat" => "1",
                 "samplers" => "top_k, temp",
                 "logit-bias" => "5=1",

@@ -1,6 +1,8 @@
-//! An engine that keeps no sessions, has no load and never ends: it only takes requests.
+//! An engine that keeps no sessions, has no load and ends with its last client: it only takes requests.
 
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use super::{EndGuard, EngineTransport, Sink};
 use crate::engine::{EngineLoad, SessionDetail, SessionInfo, StopHandle};
@@ -14,6 +16,7 @@ use llmctl_models::kv::TokenBuf;
 pub struct Sessionless<F> {
     spec: EngineSpec,
     start: F,
+    guards: Mutex<Vec<EndGuard>>,
 }
 
 impl<F> Sessionless<F>
@@ -21,7 +24,7 @@ where
     F: Fn(Request, Sink) -> Result<()> + Send + Sync + 'static,
 {
     pub fn new(spec: EngineSpec, start: F) -> Self {
-        Self { spec, start }
+        Self { spec, start, guards: Mutex::default() }
     }
 }
 
@@ -49,9 +52,8 @@ where
         true
     }
 
-    /// Leaks `guard`: this engine never ends.
     fn drop_at_end(&self, guard: EndGuard) {
-        std::mem::forget(guard);
+        self.guards.lock().push(guard);
     }
 
     fn cancel_all(&self) -> Result<()> {
@@ -88,5 +90,34 @@ where
 
     fn list_sessions(&self) -> Result<Vec<SessionInfo>> {
         Ok(Vec::new())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{self, RecvTimeoutError, TryRecvError};
+
+    use llmctl_models::model::ModelSpec;
+
+    use super::*;
+    use crate::spec::EngineConfig;
+
+    #[test]
+    fn guards_are_dropped_with_the_engine() {
+        let model = ModelSpec {
+            architecture: "none".to_owned(),
+            vocab_size: 1,
+            context_length: 8,
+            groups: Vec::new(),
+            can_rewind: true,
+            adapters: Vec::new(),
+        };
+        let spec = EngineSpec::new(model, EngineConfig::new(8, Vec::new())).expect("a specification");
+        let engine = Sessionless::new(spec, |_, _| Ok(()));
+        let (guard, ended) = mpsc::channel::<()>();
+        engine.drop_at_end(Box::new(guard));
+        assert_eq!(ended.try_recv(), Err(TryRecvError::Empty));
+        drop(engine);
+        assert_eq!(ended.recv_timeout(Duration::from_secs(30)), Err(RecvTimeoutError::Disconnected));
     }
 }

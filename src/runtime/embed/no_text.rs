@@ -10,7 +10,7 @@ use crate::spec::{EngineConfig, EngineSpec};
 use llmctl_base::error::{Error, Result};
 use llmctl_models::model::ModelSpec;
 
-/// Returns an engine that generates nothing and never ends.
+/// Returns an engine that generates nothing.
 ///
 /// # Errors
 /// Those of [`EngineSpec::new`].

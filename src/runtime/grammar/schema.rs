@@ -136,7 +136,10 @@ pub fn without(schema: &mut Value, keyword: &str, message: &str) -> bool {
     let Some(members) = schema.as_object_mut() else { return false };
     walk(members, &mut |schema| {
         let is_enforced = |value: &Value| match (keyword, value) {
-            ("format", Value::String(name)) => !message.ends_with(name.as_str()),
+            // The library names a format that it does not know; a format of calls may have none at all.
+            ("format", Value::String(name)) => {
+                message.contains("format: ") && !message.ends_with(name.as_str())
+            }
             ("$ref", Value::String(reference)) => resolve_reference(&root, reference).is_some(),
             _ => false,
         };

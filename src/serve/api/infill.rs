@@ -54,7 +54,7 @@ impl InfillFormat {
         }))
     }
 
-    /// Leaves the members that the client wants. `timings/prompt_n` is a member of a member, under its own name.
+    /// Leaves the members that the client wants. `timings/prompt_n` is a member of a member.
     pub fn wanted(&self, members: Map<String, Value>) -> Value {
         if self.wanted.is_empty() {
             return members.into();
@@ -62,7 +62,7 @@ impl InfillFormat {
         let members = Value::Object(members);
         let find = |path: &String| {
             let value = members.pointer(&format!("/{path}"))?;
-            Some((path.rsplit('/').next().unwrap_or_default().to_owned(), value.clone()))
+            Some((path.clone(), value.clone()))
         };
         self.wanted.iter().filter_map(find).collect::<Map<_, _>>().into()
     }
@@ -76,9 +76,11 @@ fn timings(outcome: &Outcome) -> Value {
     json!({
         "prompt_n": num_computed,
         "prompt_ms": ms(timings.prefill),
+        "prompt_per_token_ms": ms(timings.prefill) / num_computed as f64,
         "prompt_per_second": timings.prefill_rate(usage),
         "predicted_n": usage.completion_tokens,
         "predicted_ms": ms(timings.decode),
+        "predicted_per_token_ms": ms(timings.decode) / usage.completion_tokens as f64,
         "predicted_per_second": timings.decode_rate(usage),
     })
 }

@@ -24,6 +24,7 @@ use crate::wire::anthropic::{answer, error, hints, messages};
 use crate::wire::message::{begun_last, check_continued};
 use crate::wire::switches::fulfil;
 use crate::wire::{Fields, lora, params, shape};
+use llmctl_base::SAMPLING;
 use llmctl_engine::turn::{Delta, TurnRequest};
 use llmctl_engine::{Limits, Token, Usage};
 use llmctl_template::Conversation;
@@ -56,9 +57,10 @@ pub async fn count_tokens(
 
 /// Reads the fields of a request for a message that its prompt depends on; the others say nothing of it.
 pub fn counted_fields(app: &App, fields: &mut Fields<'_>) -> PromptFields {
-    for name in ["max_tokens", "stop_sequences", "stream", "temperature", "top_k", "top_p"] {
-        fields.hint(name);
-    }
+    let sampling = SAMPLING.iter().flat_map(|number| number.spellings());
+    let others = ["top_k", "seed", "random_seed", "logit_bias", "samplers", "dry_sequence_breakers", "lora"];
+    let limits = ["max_tokens", "stop_sequences", "stream", "loop_guard", "session_id"];
+    limits.iter().chain(&others).chain(sampling).for_each(|name| fields.hint(name));
     prompt_fields(app, fields)
 }
 

@@ -24,7 +24,6 @@ use super::request::{
 use super::sse::{self, WireFormat};
 use crate::App;
 use crate::error::ApiError;
-use crate::sessions::RequestSession;
 use crate::wire::images::{self, ImagePiece, ImagePlace};
 use crate::wire::message;
 use crate::wire::ollama::{self, AnswerKind, AnswerPart};
@@ -124,6 +123,9 @@ pub fn read_generate(
 ) -> Result<OllamaBody, ApiError> {
     let asked = read_answer(app, body, |engine, fields| {
         let asked = prompt(app, fields);
+        if matches!(asked, Some(Prompt::Texts(_))) {
+            fields.hint("think");
+        }
         let schema_open = shape::is_open(fields, app.settings().schema_open);
         let (params, kwargs) = answer_fields(app, engine, fields, schema_open);
         let prompt = asked.map(|prompt| match prompt {
@@ -142,8 +144,10 @@ fn body_of(
 ) -> Result<OllamaBody, ApiError> {
     let Some(prompt) = prompt else { return Ok(OllamaBody::Load { ignored: params.ignored }) };
     let is_chat = matches!(prompt, Prompt::Chat(_));
-    let session = session_of(None, false, &incoming.headers, &incoming.caller)?;
-    let session = session.filter(|session| is_chat || matches!(session, RequestSession::Transient(_)));
+    let session = match is_chat {
+        true => session_of(None, false, &incoming.headers, &incoming.caller)?,
+        false => request::no_conversation(None, &incoming)?,
+    };
     Ok(OllamaBody::Answer(Box::new(params.request(prompt, session, incoming))))
 }
 

@@ -166,11 +166,7 @@ pub fn completion(app: &App, body: Map<String, Value>, incoming: Incoming) -> Re
         fields.only("add_special_tokens", &[json!(true)]);
         (params, (prompts, echo, returns_token_ids, fields.text("session_id")))
     })?;
-    let session = session_of(in_body, false, &incoming.headers, &incoming.caller)?;
-    if matches!(session, Some(RequestSession::Stored(_))) {
-        let message = "a session is a conversation, which /v1/chat/completions continues";
-        return Err(ApiError::unsupported("session_id", message));
-    }
+    let session = no_conversation(in_body, &incoming)?;
     let streaming = params.streaming;
     // A request for no tokens is a request for the prompt's log-probabilities.
     let asks_for_none = params.turn.limits.max_tokens == Some(0);
@@ -211,14 +207,37 @@ pub fn infill(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result
         }
         (params, (Prompt::Texts(vec![TextPrompt::Infill(prompt)]), wanted))
     })?;
-    let session = transient_session(&incoming)?;
-    Ok(InfillBody { request: params.request(prompt, session, incoming), wanted })
+    Ok(InfillBody { request: plain_request(params, prompt, incoming)?, wanted })
 }
 
-/// The session of an API whose requests belong to no stored one.
-fn transient_session(incoming: &Incoming) -> Result<Option<RequestSession>, ApiError> {
-    let session = session_of(None, false, &incoming.headers, &incoming.caller)?;
-    Ok(session.filter(|session| matches!(session, RequestSession::Transient(_))))
+/// Returns the session of a text, which belongs to no stored one.
+///
+/// # Errors
+/// `invalid_session_id`; 400 for a stored session.
+pub fn no_conversation(
+    in_body: Option<String>,
+    incoming: &Incoming,
+) -> Result<Option<RequestSession>, ApiError> {
+    match session_of(in_body, false, &incoming.headers, &incoming.caller)? {
+        Some(RequestSession::Stored(_)) => {
+            let message = "a session is a conversation, which /v1/chat/completions continues";
+            Err(ApiError::unsupported("session_id", message))
+        }
+        other => Ok(other),
+    }
+}
+
+/// Makes a request in llama.cpp's form. One for no tokens computes the prompt.
+fn plain_request(
+    params: AnswerParams,
+    prompt: Prompt,
+    incoming: Incoming,
+) -> Result<GenerateRequest, ApiError> {
+    let prompt_logprobs = (params.turn.limits.max_tokens == Some(0)).then_some(0);
+    let session = no_conversation(None, &incoming)?.filter(|_| prompt_logprobs.is_none());
+    let mut request = params.request(prompt, session, incoming);
+    request.turn.prompt_logprobs = prompt_logprobs;
+    Ok(request)
 }
 
 /// Takes hints that llama.cpp's clients send with each request: limits of time, and indentation. Returns the members of the
@@ -234,7 +253,7 @@ fn llama_cpp(fields: &mut Fields<'_>) -> Vec<String> {
 /// Reads the shared fields of an API without defaults of its own.
 fn plain_params(app: &App, engine: &EngineClient, fields: &mut Fields<'_>) -> AnswerParams {
     let schema_open = shape::is_open(fields, app.settings().schema_open);
-    params(app, engine, fields, Limits::default(), Reading { schema_open, may_be_none: false })
+    params(app, engine, fields, Limits::default(), Reading { schema_open, may_be_none: true })
 }
 
 /// A completion in llama.cpp's form.
@@ -267,8 +286,8 @@ pub fn native(app: &App, body: Map<String, Value>, incoming: Incoming) -> Result
         params.turn.logprobs = num_probs.or(params.turn.logprobs);
         (params, (prompts, wanted, returns_tokens))
     })?;
-    let (session, is_list) = (transient_session(&incoming)?, prompts.len() > 1);
-    let request = params.request(Prompt::Texts(prompts), session, incoming);
+    let is_list = prompts.len() > 1;
+    let request = plain_request(params, Prompt::Texts(prompts), incoming)?;
     Ok(NativeBody { request, wanted, returns_tokens, is_list })
 }
 
@@ -286,6 +305,7 @@ fn infill_prompt(fields: &mut Fields<'_>) -> InfillPrompt {
             Some(text) => files.push((name, text)),
             None => file.missing("text"),
         }
+        file.hint("time");
         file.end();
     }
     for name in ["input_prefix", "input_suffix"] {

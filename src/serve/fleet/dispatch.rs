@@ -14,7 +14,7 @@ use axum::{Json, Router};
 use serde_json::{Map, Value};
 
 use super::table::UnloadRefusal;
-use super::waiting::Waiting;
+use super::waiting::{RequestKeepAlive, Waiting};
 use super::{Fleet, listing};
 use crate::api;
 use crate::api::body::JsonBody;
@@ -55,13 +55,15 @@ async fn by_body(State(fleet): State<Fleet>, request: Request) -> Result<Respons
     let path = parts.uri.path();
     let index = fleet.find(named_model(&body.0)?, path)?;
     let is_ollama = is_ollama(path);
-    if is_ollama && let Some(unloaded) = fleet.keep(index, path, &mut body.0).await? {
-        return Ok(unloaded);
+    let keep_alive = if is_ollama { keep_alive(&mut body.0)? } else { None };
+    if keep_alive == Some(Duration::ZERO) && asks_nothing(&body.0) {
+        return fleet.unload(index, path).await;
     }
     let streams_by_default = Value::Bool(is_ollama);
     let is_streamed = body.0.get("stream").unwrap_or(&streams_by_default) == &Value::Bool(true);
     let is_streamed = is_streamed && api::streams(path);
     parts.extensions.insert(body);
+    parts.extensions.insert(RequestKeepAlive(keep_alive));
     let request = Request::from_parts(parts, Body::empty());
     let waiting = Waiting { fleet, index, request, ledger: Ledger::current() };
     match is_streamed {
@@ -71,45 +73,40 @@ async fn by_body(State(fleet): State<Fleet>, request: Request) -> Result<Respons
 }
 
 impl Fleet {
-    /// Takes Ollama's `keep_alive` out of a body: from now on it is the idle time after which the model is unloaded. A request for
-    /// nothing but the end of the model is answered here.
+    /// Answers Ollama's request for nothing but the end of the model.
     ///
     /// # Errors
-    /// 400 for another form; 409 for a model that stays loaded.
-    async fn keep(
-        &self,
-        index: usize,
-        path: &str,
-        body: &mut Map<String, Value>,
-    ) -> Result<Option<Response>, ApiError> {
-        let given = body.shift_remove("keep_alive").filter(|value| !value.is_null());
-        let time = given.as_ref().map(|value| {
-            let wrong =
-                || ApiError::invalid("keep_alive", "keep_alive is neither seconds nor a time like \"5m\"");
-            ollama::keep_alive(value).ok_or_else(wrong)
-        });
-        let time = time.transpose()?;
-        self.state.pool.keep_alive(index, time);
-        let is_empty = |name: &str| match body.get(name) {
-            Some(Value::String(text)) => text.is_empty(),
-            Some(Value::Array(items)) => items.is_empty(),
-            other => other.is_none_or(Value::is_null),
-        };
+    /// 409 for a model that stays loaded.
+    async fn unload(&self, index: usize, path: &str) -> Result<Response, ApiError> {
         let kind = if path == "/api/chat" { AnswerKind::Chat } else { AnswerKind::Generate };
-        let asks_nothing = ["prompt", "messages", "input", "suffix", "images"].into_iter().all(is_empty);
-        if time != Some(Duration::ZERO) || !asks_nothing {
-            return Ok(None);
-        }
         let id = &self.state.names[index].id;
         match self.state.pool.unload(index).await {
-            Err(UnloadRefusal::Pinned) => Err(listing::stays(id, UnloadRefusal::Pinned)),
-            // A model in use leaves after its last request.
-            Ok(()) | Err(UnloadRefusal::Busy) => {
-                let done = ollama::without_text(kind, &ollama::tagged(id), "unload");
-                Ok(Some(Json(done).into_response()))
-            }
+            Err(UnloadRefusal::Pinned) => return Err(listing::stays(id, UnloadRefusal::Pinned)),
+            // It leaves after its last request.
+            Err(UnloadRefusal::Busy) => self.state.pool.keep_alive(index, Some(Duration::ZERO)),
+            Ok(()) => {}
         }
+        Ok(Json(ollama::without_text(kind, &ollama::tagged(id), "unload")).into_response())
     }
+}
+
+/// Takes Ollama's `keep_alive` out of a body.
+///
+/// # Errors
+/// 400 for another form.
+fn keep_alive(body: &mut Map<String, Value>) -> Result<Option<Duration>, ApiError> {
+    let given = body.shift_remove("keep_alive").filter(|value| !value.is_null());
+    let wrong = || ApiError::invalid("keep_alive", "keep_alive is neither seconds nor a time like \"5m\"");
+    given.map(|value| ollama::keep_alive(&value).ok_or_else(wrong)).transpose()
+}
+
+/// Returns true for a body without a text.
+fn asks_nothing(body: &Map<String, Value>) -> bool {
+    ["prompt", "messages", "input", "suffix", "images"].into_iter().all(|name| match body.get(name) {
+        Some(Value::String(text)) => text.is_empty(),
+        Some(Value::Array(items)) => items.is_empty(),
+        other => other.is_none_or(Value::is_null),
+    })
 }
 
 /// Returns the name in `model`; `None` without one, which means the first model.

@@ -90,7 +90,9 @@ pub async fn change(
     match change {
         ModelChange::Load => {
             fleet.state.pool.forget_failure(index);
-            drop(fleet.acquire(index, begun).await?);
+            let lease = fleet.acquire(index, begun).await?;
+            fleet.state.pool.keep_alive(index, None);
+            drop(lease);
         }
         ModelChange::Unload => fleet.state.pool.unload(index).await.map_err(|refusal| stays(id, refusal))?,
     }

@@ -30,6 +30,10 @@ const HEAD_AFTER: Duration = Duration::from_secs(1);
 /// Interval of comments while the model is being loaded.
 const COMMENT_EVERY: Duration = Duration::from_secs(2);
 
+/// Idle time after which a model is unloaded, as its last request says; `None` is that of all.
+#[derive(Clone, Copy)]
+pub struct RequestKeepAlive(pub Option<Duration>);
+
 /// A request for a model that may not be loaded yet.
 pub struct Waiting {
     pub fleet: Fleet,
@@ -49,11 +53,17 @@ impl Waiting {
     pub async fn answered(self) -> Result<Response, ApiError> {
         let RequestArrival(begun) = RequestArrival::of(self.request.extensions());
         let lease = self.fleet.acquire(self.index, begun).await?;
+        let keep_alive = self.request.extensions().get().copied();
         let answering = answered_by(lease, self.request);
-        Ok(match self.ledger {
+        let answer = match self.ledger {
             Some(ledger) => ledger.of(answering).await,
             None => answering.await,
-        })
+        };
+        // The answer's body still uses the model.
+        if let Some(RequestKeepAlive(time)) = keep_alive.filter(|_| answer.status().is_success()) {
+            self.fleet.state.pool.keep_alive(self.index, time);
+        }
+        Ok(answer)
     }
 
     /// As [`Self::answered`], but begins the stream if the model takes long.

@@ -66,7 +66,8 @@ fn cors(origins: &[String]) -> CorsLayer {
         .expose_headers([
             X_REQUEST_ID,
             header::RETRY_AFTER,
-            HeaderName::from_static("x-session-id"),
+            HeaderName::from_static("x-llmctl-ignored"),
+            HeaderName::from_static("x-llmctl-branch"),
             X_SEED,
             X_RECEIPT,
             X_TOOL_FORMAT,

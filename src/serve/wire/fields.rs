@@ -20,8 +20,9 @@ const MAX_TOLD: usize = 8;
 /// Bytes of a name or value that an answer repeats.
 const MAX_SHOWN: usize = 120;
 
-/// Names of fields that are noted as passed over.
+/// Names of fields that an answer names as passed over, and those that are counted.
 const MAX_IGNORED: usize = 32;
+const MAX_HELD: usize = 1024;
 
 /// Errors of a request so far, and fields without effect.
 #[derive(Debug, Default)]
@@ -128,14 +129,18 @@ impl Problems {
 
     /// A field that is taken and has no effect. Places in lists do not count: a field of all messages is noted once.
     pub fn ignored(&mut self, path: &str) {
-        if self.ignored.len() < MAX_IGNORED {
+        if self.ignored.len() < MAX_HELD {
             self.ignored.insert(shown(&without_indices(path)));
         }
     }
 
-    /// Fields that are taken and have no effect, in alphabetical order.
+    /// Fields that are taken and have no effect, in alphabetical order, and at the end how many more there are.
     pub fn take_ignored(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.ignored).into_iter().collect()
+        let mut names: Vec<String> = std::mem::take(&mut self.ignored).into_iter().collect();
+        let num_more = names.len().saturating_sub(MAX_IGNORED);
+        names.truncate(MAX_IGNORED);
+        names.extend((num_more > 0).then(|| format!("and {num_more} more")));
+        names
     }
 
     /// Notes a change that was made to what the body says, in one sentence.
@@ -357,6 +362,11 @@ impl<'p> Fields<'p> {
         }
     }
 
+    /// Returns true if a member is a list.
+    pub fn is_list(&self, name: &str) -> bool {
+        self.left.get(name).is_some_and(Value::is_array)
+    }
+
     pub fn is_text(&self, name: &str) -> bool {
         self.left.get(name).is_some_and(Value::is_string)
     }
@@ -551,6 +561,14 @@ mod tests {
         assert_eq!(problems.check(), Err(model));
         problems.schema("y", "y is not a string");
         assert_eq!(problems.check().expect_err("refused").status, 422);
+    }
+
+    #[test]
+    fn names_beyond_the_limit_are_counted() {
+        let mut problems = Problems::default();
+        (0..40).for_each(|n| problems.ignored(&format!("f{n}")));
+        let names = problems.take_ignored();
+        assert_eq!((names.len(), names.last().map(String::as_str)), (33, Some("and 8 more")));
     }
 
     #[test]

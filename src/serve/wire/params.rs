@@ -49,8 +49,19 @@ fn samplers(fields: &mut Fields<'_>) -> Option<Vec<SamplerStep>> {
     steps.map_err(|message| fields.out_of_range(NAME, &format!("are refused: {message}"))).ok()
 }
 
-/// Ids as strings, as JSON wants the names of members.
+/// Ids as strings, as JSON wants the names of members; or llama.cpp's pairs of an id and a bias, false for a ban.
 fn logit_bias(fields: &mut Fields<'_>) -> Option<BTreeMap<u32, f32>> {
+    const BAN: f32 = -100.0;
+    if fields.is_list("logit_bias") {
+        let pair = |pair: &Value| {
+            let (id, bias) = (pair[0].as_u64(), pair[1].as_f64().map(|bias| bias as f32));
+            let bias = if pair[1] == false { Some(BAN) } else { bias };
+            Some((u32::try_from(id?).ok()?, bias.filter(|_| pair.get(2).is_none())?))
+        };
+        let pairs: Option<_> = fields.list("logit_bias")?.iter().map(pair).collect();
+        return pairs
+            .or_else(|| fields.none("logit_bias", "is not an array of pairs of a token id and a bias"));
+    }
     let biases = fields.object("logit_bias")?;
     let mut read = BTreeMap::new();
     for (id, bias) in biases {
@@ -183,6 +194,9 @@ pub fn stop(fields: &mut Fields<'_>, name: &str) -> Option<Vec<String>> {
     let texts: Option<Vec<String>> = values.iter().map(text).collect();
     if texts.is_none() {
         fields.wrong(name, "is neither a string nor an array of strings");
+    }
+    if texts.as_ref().is_some_and(|texts| !texts.is_empty() && texts.iter().all(String::is_empty)) {
+        fields.ignored(name);
     }
     if texts.iter().flatten().any(|text| text.len() > MAX_STOP_BYTES)
         || texts.iter().flatten().count() > MAX_STOPS

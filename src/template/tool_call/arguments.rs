@@ -3,6 +3,7 @@
 //! JSON arguments follow the tool's schema in full (llguidance's `%json`). Forms that are not JSON follow types, enums,
 //! lengths and required members, and the patterns of strings that stand unquoted; numbers follow all that JSON Schema
 //! demands.
+//! The literals of Gemma and Python follow alternatives, too, and name what else they do not follow.
 
 use serde_json::{Value, json};
 

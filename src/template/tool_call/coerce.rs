@@ -54,6 +54,18 @@ impl Types {
         });
     }
 
+    /// Returns whether a value is of one of the types.
+    pub fn allows(self, value: &Value) -> bool {
+        match value {
+            Value::Null => self.null,
+            Value::Bool(_) => self.boolean,
+            Value::Number(number) => self.number || self.integer && !number.is_f64(),
+            Value::String(_) => self.string,
+            Value::Array(_) => self.array,
+            Value::Object(_) => self.object,
+        }
+    }
+
     pub fn is_unknown(self) -> bool {
         self == Self::default()
     }
@@ -112,6 +124,13 @@ impl<'a> ArgumentSchema<'a> {
     /// The number that a keyword gives.
     pub fn number(self, keyword: &str) -> Option<u64> {
         self.node()?.get(keyword)?.as_u64()
+    }
+
+    /// A schema of one type, with those of the keywords that it has.
+    pub fn part(self, kind: &str, keywords: &[&str]) -> Value {
+        let given =
+            keywords.iter().filter_map(|name| Some(((*name).to_owned(), self.node()?.get(*name)?.clone())));
+        std::iter::once(("type".to_owned(), kind.into())).chain(given).collect()
     }
 
     /// The least and the greatest number that two keywords give, as in a regular expression's repetition.

@@ -9,6 +9,17 @@ use super::coerce::{ArgumentSchema, Types};
 use super::writer::{ValueStyle, Writer, quoted};
 use super::{ToolDefinition, json_text};
 
+/// Keywords that literals cannot follow.
+const UNWRITTEN: [&str; 8] =
+    ["allOf", "oneOf", "not", "if", "prefixItems", "uniqueItems", "contains", "unevaluatedItems"];
+
+/// Keywords that they follow only where the type is known.
+const TYPED: &str = "type enum const anyOf pattern format minLength maxLength items minItems maxItems properties required \
+                     additionalProperties patternProperties minProperties maxProperties minimum maximum \
+                     exclusiveMinimum exclusiveMaximum multipleOf";
+
+const BOUNDS: [&str; 5] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
+
 impl Writer<'_> {
     pub fn literal_call(
         &mut self,
@@ -46,25 +57,76 @@ impl Writer<'_> {
 
     fn value(&mut self, schema: ArgumentSchema<'_>, depth: usize) -> String {
         let types = schema.types();
-        if types.is_unknown() || depth > MAX_DEPTH {
+        if depth > MAX_DEPTH {
             return self.any_value();
         }
-        let (is_python, mut choices) = (self.style == ValueStyle::Python, Vec::new());
+        let found = |keyword: &&str| schema.node().is_some_and(|node| node.get(*keyword).is_some());
+        let typed = || TYPED.split(' ');
+        let unwritten = UNWRITTEN.into_iter().find(found);
+        if let Some(keyword) = unwritten.or_else(|| typed().find(found).filter(|_| types.is_unknown())) {
+            return self.refuse(keyword);
+        }
+        let list = |keyword: &str| schema.node()?.get(keyword)?.as_array();
+        let is_object = types == Types { object: true, ..Types::default() };
+        if let Some(options) = list("anyOf").filter(|_| !is_object) {
+            if typed().any(|keyword| keyword != "anyOf" && found(&keyword)) {
+                return self.refuse("anyOf");
+            }
+            // What points at itself ends, too.
+            let below = |option: &Value| depth + usize::from(option.get("$ref").is_some());
+            let options = options.iter().map(|option| self.value(schema.at(Some(option)), below(option)));
+            let options: Vec<String> = options.collect();
+            return self.rule(&options.join(" | "));
+        }
+        let constant = schema.node().and_then(|node| node.get("const")).map(std::slice::from_ref);
+        if let Some(values) = constant.or_else(|| list("enum").map(Vec::as_slice)) {
+            let values = values.iter().filter(|value| types.allows(value));
+            let written: Option<Vec<String>> = values.map(|value| self.constant(value)).collect();
+            return match written.filter(|written| !written.is_empty()) {
+                Some(written) => self.rule(&written.join(" | ")),
+                None => self.refuse(if constant.is_some() { "const" } else { "enum" }),
+            };
+        }
+        if types.is_unknown() { self.any_value() } else { self.typed_value(schema, types, depth) }
+    }
+
+    /// Any value, because the schema has a keyword that cannot be followed.
+    fn refuse(&mut self, keyword: &str) -> String {
+        self.refused.get_or_insert_with(|| keyword.to_owned());
+        self.any_value()
+    }
+
+    /// One value; `None` for lists and objects.
+    fn constant(&self, value: &Value) -> Option<String> {
+        let is_python = self.style == ValueStyle::Python;
+        Some(match value {
+            Value::Array(_) | Value::Object(_) => return None,
+            Value::String(text) if !is_python => self.literal(&format!("<|\"|>{text}<|\"|>")),
+            Value::Bool(value) if is_python => quoted(if *value { "True" } else { "False" }),
+            Value::Null if is_python => quoted("None"),
+            Value::String(text) => quoted(&json_text::quoted(text)),
+            other => quoted(&other.to_string()),
+        })
+    }
+
+    fn typed_value(&mut self, schema: ArgumentSchema<'_>, types: Types, depth: usize) -> String {
+        let mut choices = Vec::new();
         if types.string {
             choices.push(self.string(schema));
         }
         if types.number || types.integer {
-            let numbers = Types { integer: types.integer, number: types.number, ..Types::default() };
-            let bounds = schema.node().filter(|_| types == numbers).cloned();
-            let kind = if types.number { "number" } else { "integer" };
-            choices.push(self.json(&bounds.unwrap_or_else(|| json!({"type": kind}))));
+            let bounds = schema.part(if types.number { "number" } else { "integer" }, &BOUNDS);
+            choices.push(if bounds == json!({"type": "number"}) {
+                self.number()
+            } else {
+                self.json(&bounds)
+            });
         }
         if types.boolean {
-            choices
-                .push(if is_python { "(\"True\" | \"False\")" } else { "(\"true\" | \"false\")" }.to_owned());
+            choices.extend([true, false].iter().filter_map(|value| self.constant(&json!(value))));
         }
         if types.null {
-            choices.push(if is_python { "\"None\"" } else { "\"null\"" }.to_owned());
+            choices.extend(self.constant(&Value::Null));
         }
         if types.array {
             choices.push(self.array(schema, depth));
@@ -74,6 +136,11 @@ impl Writer<'_> {
             choices.push(format!("\"{{\" {members} \"}}\""));
         }
         self.rule(&choices.join(" | "))
+    }
+
+    /// A number that a double holds.
+    fn number(&mut self) -> String {
+        self.terminal("/-?(0|[1-9][0-9]{0,99})(\\.[0-9]+)?([eE][+-]?[0-9]{1,2})?/")
     }
 
     fn array(&mut self, schema: ArgumentSchema<'_>, depth: usize) -> String {
@@ -89,13 +156,15 @@ impl Writer<'_> {
 
     fn string(&mut self, schema: ArgumentSchema<'_>) -> String {
         if self.style == ValueStyle::Gemma {
+            if schema.node().is_some_and(|node| node.get("format").is_some()) {
+                self.refused.get_or_insert_with(|| "format".to_owned());
+            }
             let text = self.text_until(schema, "<|\"|>");
             return format!("{} {text}", self.literal("<|\"|>"));
         }
-        if let Some(choices) = schema.strings() {
-            let choices: Vec<String> =
-                choices.iter().map(|choice| quoted(&json_text::quoted(choice))).collect();
-            return format!("({})", choices.join(" | "));
+        let part = schema.part("string", &["pattern", "format", "minLength", "maxLength"]);
+        if ["pattern", "format"].iter().any(|keyword| part.get(keyword).is_some()) {
+            return self.json(&part);
         }
         self.text_in_json(schema).unwrap_or_else(|| {
             let range = schema.range("minLength", "maxLength");
@@ -109,7 +178,7 @@ impl Writer<'_> {
     /// Any value. Python's words may be JSON's, too.
     fn any_value(&mut self) -> String {
         let string = self.string(ArgumentSchema::new(&Value::Null));
-        let number = self.json(&json!({"type": "number"}));
+        let number = self.number();
         let (key, words) = match self.style {
             ValueStyle::Gemma => (self.terminal("/[A-Za-z_][A-Za-z0-9_]{0,40}/"), ""),
             _ => (string.clone(), "| \"True\" | \"False\" | \"None\""),

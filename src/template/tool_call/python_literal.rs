@@ -45,11 +45,11 @@ fn word(word: &str) -> Option<String> {
         "False" | "false" => Some("false".to_owned()),
         "None" | "null" => Some("null".to_owned()),
         _ if !word.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '-' | '+' | '.')) => None,
-        _ if is_json_number(number) => number.parse::<f64>().ok()?.is_finite().then(|| number.to_owned()),
-        _ => {
-            let value: f64 = number.parse().ok()?;
-            if value.is_finite() { serde_json::to_string(&value).ok() } else { None }
-        }
+        _ => match number.parse::<f64>().ok()? {
+            value if !value.is_finite() => Some(quoted(word)), // as the JSON scanner has it
+            _ if is_json_number(number) => Some(number.to_owned()),
+            value => serde_json::to_string(&value).ok(),
+        },
     }
 }
 
@@ -135,6 +135,7 @@ mod tests {
         check("-12", Some("-12"));
         check("1_000", Some("1000"));
         check(".5", Some("0.5"));
+        check("[1e999, -inf]", Some(r#"["1e999", "-inf"]"#));
         check("'a\\n\\'b\"'", Some(r#""a\n'b\"""#));
         check(r#""\ud83d\ude00 \u00e9 \x41 \d""#, Some("\"😀 é A \\\\d\""));
         check("[1, 'a', (True,), {'k': [None]}]", Some(r#"[1, "a", [true], {"k": [null]}]"#));
@@ -150,7 +151,7 @@ mod tests {
 
     #[test]
     fn what_is_no_literal() {
-        for text in ["", "x", "inf", "nan", "f(1)", "'a", "[1", "{1}", "1 2", "1e999"] {
+        for text in ["", "x", "inf", "nan", "f(1)", "'a", "[1", "{1}", "1 2"] {
             check(text, None);
         }
         check(&"[".repeat(5000), None);

@@ -274,9 +274,11 @@ fn scale_and_zero(form: PackedForm, values: &[f32]) -> (f16, i8) {
     // The finest scale whose codes reach both ends, of values on both sides of zero; of others less than a step is lost at the end
     // near to it. Code and zero point together are within a byte.
     let exact = (least * form.most() / range).clamp(-128.0, 127.0 - form.most());
+    let half_step = range / form.most() / 2.0;
     let candidates = [exact.floor(), exact.ceil()].map(|zero| {
-        let reaches = |end: f32, code: f32| if end == 0.0 { 0.0 } else { (end / code).abs() };
-        (reaches(least, zero).max(reaches(most, zero + form.most())), zero)
+        let low = if least < -half_step { least / zero } else { 0.0 };
+        let high = if most > half_step { most / (zero + form.most()) } else { 0.0 };
+        (low.abs().max(high), zero)
     });
     let (scale, zero) = if candidates[1].0 < candidates[0].0 { candidates[1] } else { candidates[0] };
     (finite(scale), zero as i8)

@@ -328,7 +328,8 @@ fn resolve_references(app: &App, caller: &Caller, body: &mut Map<String, Value>)
 }
 
 fn is_reference(item: &Value) -> bool {
-    item["type"] == "item_reference"
+    // The type may be left out.
+    item["type"] == "item_reference" || item.as_object().is_some_and(|item| item.keys().eq(["id"]))
 }
 
 /// Returns the ids of the responses whose items are referred to.

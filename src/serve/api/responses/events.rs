@@ -246,8 +246,9 @@ impl WireFormat for ResponseEvents {
         let answer = &finished.answer;
         let ended = ResponseState::ended(answer, self.writer.shape.created_ms, Vec::new());
         let is_complete = ended.status == "completed";
-        if self.open.is_none() && answer.content.is_empty() && has_message(answer) {
-            self.open = Some(self.begin(ItemKind::Message, None, &mut events));
+        let has_written = self.output.iter().any(|item| item["type"] == "message");
+        if !has_written && answer.content.is_empty() && has_message(answer) {
+            self.open = Some(self.need(ItemKind::Message, &mut events));
         }
         let is_open_call = self.open.as_ref().is_some_and(|item| item.call.is_some());
         self.close(is_complete && !is_open_call, &mut events);

@@ -207,13 +207,18 @@ fn text(block: &mut Fields<'_>) -> Option<String> {
 
 /// Returns the text of a block that holds text in another form: a document, what a search found, or the name of a tool.
 fn text_within(block: &Value) -> Option<String> {
+    let parts = block["source"]["content"].as_array().into_iter().flatten();
+    let is_text = parts.clone().all(|part| part["type"] == "text");
     let places: &[&str] = match block["type"].as_str()? {
         "tool_reference" => &["/tool_name"],
         "document" if block["source"]["type"] == "text" => &["/title", "/context", "/source/data"],
+        "document" if block["source"]["type"] == "content" && is_text => {
+            &["/title", "/context", "/source/content"]
+        }
         "search_result" => &["/title", "/source"],
         _ => return None,
     };
-    let content = block["content"].as_array().into_iter().flatten().map(|part| &part["text"]);
+    let content = block["content"].as_array().into_iter().flatten().chain(parts).map(|part| &part["text"]);
     let texts = places.iter().filter_map(|place| block.pointer(place)).chain(content);
     Some(texts.filter_map(Value::as_str).collect::<Vec<_>>().join("\n"))
 }
@@ -424,6 +429,7 @@ mod tests {
             (json!({"type": "tool_reference", "tool_name": "f"}), "f"),
             (json!({"type": "document", "title": "T", "source": source("text")}), "T\nd"),
             (json!({"type": "document", "source": source("text"), "citations": {"enabled": true}}), "d"),
+            (json!({"type": "document", "source": {"type": "content", "content": text}}), "t"),
             (json!({"type": "search_result", "title": "T", "source": "s", "content": text}), "T\ns\nt"),
             (
                 json!({"type": "document", "source": source("base64")}),
