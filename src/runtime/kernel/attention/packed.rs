@@ -320,9 +320,9 @@ mod tests {
         assert_eq!((last[1054 - 528] >> 4, last[528 + 1054 - 7 * 132] >> 7), (15, 1));
         let (scales, zeros) = (33 * 20, 33 * 20 + 2 * 2 * PAGE_TOKENS);
         assert_eq!((number(&five, scales), five[zeros] as i8), (2.0, -16));
-        // A value alone is far from zero: code 0 and zero point 96 are 96 of its scale.
+        // A value alone is far from zero: code 31 and zero point 96 are 127 of its scale.
         let alone = (number(&five, scales + 2 * PAGE_TOKENS), five[zeros + PAGE_TOKENS] as i8);
-        assert_eq!(alone, (f16::from_f32(7.0 / 96.0).to_f32(), 96));
+        assert_eq!(alone, (f16::from_f32(7.0 / 127.0).to_f32(), 96));
     }
 
     #[test]

@@ -18,6 +18,7 @@ use super::drafted::StoreRecords;
 use crate::backend::{KvLayout, KvShape, KvType, PAGE_TOKENS, PageId, RowSpan, StoreShape};
 use crate::tensor::SharedBytes;
 use llmctl_base::error::{Error, Result};
+use llmctl_kernel::Isa;
 use llmctl_kernel::attention;
 use llmctl_kernel::attention::{HeadPage, KvPart};
 use llmctl_kernel::memory::{Arena, ArenaMemory};
