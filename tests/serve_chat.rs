@@ -290,6 +290,7 @@ async fn parameters_out_of_range_are_refused() {
         json!({"temperature": 0}),
         json!({"temperature": 1, "seed": 0}),
         json!({"temperature": 2.0, "seed": i64::MAX}),
+        json!({"temperature": 2.0, "seed": i64::MIN}),
         json!({"top_p": 1, "top_k": 0, "min_p": 0, "n": null, "stop": null, "logit_bias": {}}),
         json!({"presence_penalty": 0, "frequency_penalty": 0, "logprobs": false, "n": 1}),
         json!({"max_tokens": 1000, "max_completion_tokens": 2}),

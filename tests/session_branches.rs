@@ -250,7 +250,7 @@ fn a_branch_that_cannot_be_read_is_found_by_its_name() {
     let writer = place.session("trip", &["1", "2"]);
     (0..2).for_each(|_| drop(writer.branch(None, BranchReason::Edit).expect("branched")));
     drop((writer, place.session("other", &["1"])));
-    fs::write(place.path("trip~1"), "damaged\n").expect("written");
+    fs::write(place.path("trip%7e1"), "damaged\n").expect("written");
     assert_eq!(place.branches("trip"), ["trip~2", "trip~1"], "at the end");
     assert_eq!(place.branches("trip~2"), ["trip~2", "trip~1"]);
     assert!(place.branches("other").is_empty());

@@ -205,9 +205,7 @@ numbers! {
     /// Subtract once for each time a token was generated before, -2 to 2
     frequency_penalty: ParameterFacts { range: from(-2.0, 2.0), ..RARE },
     /// The last tokens of prompt and answer that all three penalties count; -1 is off (default): all tokens, those of the prompt for the repetition penalty only
-    repeat_last_n: ParameterFacts {
-        default: -1.0, range: from(-1.0, MOST_TOKENS), value_name: "N", spellings: &["repeat_last_n", "penalty_last_n"], ..WHOLE
-    },
+    repeat_last_n: ParameterFacts { default: -1.0, range: from(-1.0, MOST_TOKENS), value_name: "N", ..WHOLE },
     /// DRY: make a token that continues a repetition less likely: subtract M times the base to the power of the tokens beyond the allowed length; 0 is off
     dry_multiplier: ParameterFacts { range: from(0.0, 100.0), value_name: "M", ..LLAMA_CPP },
     /// DRY: the base of the power, 1 to 100 (default 1.75); below 1 is off

@@ -88,10 +88,9 @@ fn help_is_as_written() {
 
 #[test]
 fn flags_without_an_effect_are_refused_by_name_and_the_named_model_is_measured() {
-    let mut own =
-        ["--parallel", "2", "--threads", "1", "--ctx", "64", "--kv-type", "f16", "--cpu", "portable"]
-            .chunks(2)
-            .map(|flag| [&["bench", "serve", "--endpoint", "http://127.0.0.1:9"][..], flag].concat());
+    let mut own = ["--parallel", "2", "--threads", "1", "--ctx", "64", "--kv-type", "f16", "--cpu", "scalar"]
+        .chunks(2)
+        .map(|flag| [&["bench", "serve", "--endpoint", "http://127.0.0.1:9"][..], flag].concat());
     assert!(own.all(|args| llmctl(&args).check(2, args[4]).stderr.contains("--endpoint")));
     let alone = ["bench", "serve", "--endpoint", "http://127.0.0.1:9"];
     llmctl(&[&alone[..], &["--speed", "2"]].concat()).check(2, "--trace");

@@ -126,7 +126,8 @@ fn files_are_refused_by_name_and_none_is_replaced_unasked() {
         .run(&["sessions", "import", "there"])
         .check(2, "there is a session named \"trip\" already")
         .check(2, "--as NAME");
-    place.run(&["sessions", "import", "there", "--owner", "anna"]).check(0, "session trip is imported");
+    let owned = place.run(&["sessions", "import", "there", "--owner", "anna"]);
+    assert!(owned.check(0, "").stdout.contains("session trip is imported"), "{owned:?}");
     assert!(place.run(&["sessions", "--owner", "anna"]).check(0, "").stdout.contains("trip"));
     place.run(&["sessions", "import", "there", "--owner", ""]).check(2, "a value is required");
     place.run(&["sessions", "import", "nowhere"]).check(66, "nowhere");

@@ -322,7 +322,7 @@ const PROJECT_KEYS: &str = "\
     keep-alive kv-memory kv-type lenient list-prompts logit-bias logprobs loop-guard max-body max-connections max-sessions max-slow-bodies max-tokens \
     max-tool-rounds max-waiting min-p mirostat mirostat-eta mirostat-tau model model-id model-memory n-depth n-gen n-prompt no-mmproj no-page no-probe no-stdin no-stream no-think \
     no-warm-resume no-warmup origin output overflow parallel pg pin plain pooling port prefill-response prefix presence-penalty print prompt \
-    prompt-name quantize quiet rate raw reasoning-format regex repetition-penalty repetitions request-timeout requests samplers schema-open seed \
+    prompt-name quantize quiet rate raw reasoning-format regex repeat-last-n repetition-penalty repetitions request-timeout requests samplers schema-open seed \
     sequences served-model session-ttl session-wait sessions slo spacing speculate speed stats step-tokens stop strict-limits system task \
     temperature texts think think-time threads threads-batch threshold timeout tool-format tool-timeout top-k top-n-sigma top-p truncate \
     turn turns type typical-p verbose worker-memory worker-nice worker-start-timeout worker-timeout workers xtc-probability xtc-threshold";
