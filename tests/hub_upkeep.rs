@@ -335,7 +335,7 @@ fn prune_erases_what_no_revision_has() {
     assert!(stdout.ends_with("1 item erased, 11 B freed\n"), "{stdout}");
     assert!(!old[0].exists() && new.iter().all(|blob| blob.exists()));
     assert!(home.check(&["prune", "-y"], 0).0.ends_with("nothing to erase\n"));
-    [done, fresh].map(|path| fs::remove_file(path).expect("there"));
+    [done, fresh].iter().for_each(|path| fs::remove_file(path).expect("there"));
     home.check(&["verify"], 0);
 }
 
