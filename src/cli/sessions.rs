@@ -168,10 +168,7 @@ pub fn run(
 ) -> Result<Exit, CommandError> {
     let mut store = store(places)?;
     if let Some(owner) = &args.owner {
-        store = match &args.command {
-            Some(SessionsCommand::Import { .. }) => store.of_owner(owner), // who may be new
-            _ => owned(&store, owner)?,
-        };
+        store = owned(&store, owner, matches!(args.command, Some(SessionsCommand::Import { .. })))?;
     }
     let (text, object) = match args.command.unwrap_or(SessionsCommand::List) {
         SessionsCommand::List if args.owner.is_none() => {
@@ -237,13 +234,13 @@ pub fn store(places: &Places) -> Result<SessionStore, CommandError> {
     Ok(SessionStore::new(folder).with_kv(places.kv()).with_vault(encryption::vault()?))
 }
 
-/// Returns the store of an owner of API keys.
+/// Returns the store of an owner of API keys, who may be new where sessions come in.
 ///
 /// # Errors
 /// `NotFound` with the known owners.
-fn owned(store: &SessionStore, owner: &str) -> Result<SessionStore, CommandError> {
+fn owned(store: &SessionStore, owner: &str, may_be_new: bool) -> Result<SessionStore, CommandError> {
     let owners = store.owners();
-    if owners.iter().any(|known| known == owner) {
+    if may_be_new || owners.iter().any(|known| known == owner) {
         return Ok(store.of_owner(owner));
     }
     let hint = match owners.is_empty() {

@@ -414,14 +414,18 @@ fn a_template_prints_the_date_of_the_time_zone() {
     let place = Place::new();
     scripted::write(&place.path("model"));
     place.write("dated.jinja", "{{ strftime_now('%F') }} {{ messages[0].content }}");
-    // More than a day apart.
-    let dates = ["WEST+12", "EAST-14"].map(|zone| {
-        let args = ["run", "--model", "model", "--chat-template", "dated.jinja", "--dry-run", "hi"];
-        let mut command = place.command(&args);
-        command.env("TZ", zone);
-        finish(command, "").check(0, "").stdout.clone()
-    });
-    assert_ne!(dates[0], dates[1]);
+    // More than a day apart: rules, and names where the system has a database of them.
+    let has_names = std::path::Path::new("/usr/share/zoneinfo/Pacific/Kiritimati").exists();
+    let zones = [["WEST+12", "EAST-14"], ["Etc/GMT+12", "Pacific/Kiritimati"]];
+    for zones in &zones[..1 + usize::from(has_names)] {
+        let dates = zones.map(|zone| {
+            let args = ["run", "--model", "model", "--chat-template", "dated.jinja", "--dry-run", "hi"];
+            let mut command = place.command(&args);
+            command.env("TZ", zone);
+            finish(command, "").check(0, "").stdout.clone()
+        });
+        assert_ne!(dates[0], dates[1], "{zones:?}");
+    }
 }
 
 #[test]
