@@ -588,9 +588,8 @@ fn a_session_goes_on_with_its_own_model_unless_another_is_named() {
     std::fs::create_dir(place.path(".local/share/llmctl/sessions/torn")).expect("a folder");
     place.write(".local/share/llmctl/sessions/torn/transcript.jsonl", "damaged\n");
     // Times of files are coarser than the clock.
-    let torn = std::fs::File::options()
-        .write(true)
-        .open(place.path(".local/share/llmctl/sessions/torn/transcript.jsonl"));
+    let torn =
+        File::options().write(true).open(place.path(".local/share/llmctl/sessions/torn/transcript.jsonl"));
     let later = std::time::SystemTime::now() + Duration::from_secs(60);
     torn.expect("a file").set_modified(later).expect("a time");
     let torn = chat(&["-c"], "to whom?\n");

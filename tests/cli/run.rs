@@ -415,7 +415,7 @@ fn a_template_prints_the_date_of_the_time_zone() {
     scripted::write(&place.path("model"));
     place.write("dated.jinja", "{{ strftime_now('%F') }} {{ messages[0].content }}");
     // More than a day apart: rules, and names where the system has a database of them.
-    let has_names = std::path::Path::new("/usr/share/zoneinfo/Pacific/Kiritimati").exists();
+    let has_names = Path::new("/usr/share/zoneinfo/Pacific/Kiritimati").exists();
     let zones = [["WEST+12", "EAST-14"], ["Etc/GMT+12", "Pacific/Kiritimati"]];
     for zones in &zones[..1 + usize::from(has_names)] {
         let dates = zones.map(|zone| {
