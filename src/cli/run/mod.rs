@@ -181,7 +181,7 @@ pub struct PromptArgs {
     #[arg(long, value_name = "HOW", conflicts_with = "raw")]
     pub think: Option<String>,
 
-    /// What a variation of --compare made of it; set after parsing.
+    /// The reasoning of a variation of --compare; set after parsing.
     #[arg(skip)]
     pub varied_think: Option<Think>,
 

@@ -72,7 +72,7 @@ impl Writer<'_> {
             if typed().any(|keyword| keyword != "anyOf" && found(&keyword)) {
                 return self.refuse("anyOf");
             }
-            // What points at itself ends, too.
+            // A schema that refers to itself ends at the limit, too.
             let below = |option: &Value| depth + usize::from(option.get("$ref").is_some());
             let options = options.iter().map(|option| self.value(schema.at(Some(option)), below(option)));
             let options: Vec<String> = options.collect();
