@@ -5,10 +5,13 @@
 //! so none that has started is ever preempted.
 //!
 //! A step has at most as many rows as the budget, and beyond it those of one image at the most whose rows see each other and
-//! so are computed in one step. Each generation gets one. Of the rest the oldest prompt
-//! gets half, and the other prompts get equal shares. If there are too few rows, the least recently scheduled
+//! so are computed in one step. Each generation gets one. Beside generations a step is half as long, but not shorter than
+//! [`STEP_TOKENS`], because they wait for it. Of the rest the oldest prompt gets half, and the other prompts get equal shares. If
+//! there are too few rows, the least recently scheduled
 //! come first. So a sequence waits fewer steps than there are sequences running, and none if the budget is at
 //! least twice their number.
+
+use llmctl_models::model::STEP_TOKENS;
 
 /// Most requests that may start before an earlier one that does not fit yet.
 ///
@@ -119,7 +122,8 @@ fn share_rows(running: &[RunningRequest], tokens: usize) -> Vec<usize> {
         serve_least_recent(running, &[generating, prompts].concat(), tokens, &mut rows);
     } else {
         generating.iter().for_each(|&index| rows[index] = 1);
-        share_among_prompts(running, &prompts, tokens - generating.len(), &mut rows);
+        let most = if generating.is_empty() { tokens } else { tokens.min(STEP_TOKENS.max(tokens / 2)) };
+        share_among_prompts(running, &prompts, most.saturating_sub(generating.len()).max(1), &mut rows);
     }
     rows
 }
@@ -221,6 +225,17 @@ mod tests {
         check_rows(&[100, 3, 0], 8, &[4, 3, 1]);
         check_rows(&[100, 1, 0], 8, &[6, 1, 1]);
         check_rows(&[0, 4000, 0, 0], 128, &[1, 125, 1, 1]);
+    }
+
+    #[test]
+    fn beside_generations_steps_are_half_as_long_but_no_shorter_than_usual() {
+        check_rows(&[4000], 256, &[256]);
+        check_rows(&[4000, 4000], 256, &[128, 128]);
+        check_rows(&[0, 4000], 256, &[1, 127]);
+        check_rows(&[0, 4000], 200, &[1, 127]);
+        check_rows(&[0, 4000], 512, &[1, 255]);
+        let left = [vec![0; 140], vec![4000]].concat();
+        check_rows(&left, 256, &vec![1; 141]);
     }
 
     #[test]

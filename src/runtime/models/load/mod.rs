@@ -191,10 +191,11 @@ impl Device {
         memory.map(|[total, available]| MemoryLimit { kind, source, total, available }).into_iter().collect()
     }
 
-    /// Returns the tokens of a step that takes in a prompt. A GPU's matrix units want more rows than the CPU's kernels.
+    /// Returns the tokens of a step that takes in a prompt. A GPU's matrix units want more rows than the CPU's kernels, which are
+    /// done with reading weights and unpacking them at 256.
     pub fn step_tokens(self) -> usize {
         let is_gpu = matches!(self, Device::Candle(kind) if kind != DeviceKind::Cpu);
-        if is_gpu { TEXT_STEP_TOKENS } else { STEP_TOKENS }
+        if is_gpu { TEXT_STEP_TOKENS } else { 2 * STEP_TOKENS }
     }
 }
 
