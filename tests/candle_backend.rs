@@ -10,8 +10,8 @@ use llmctl_models::backend::candle::{Candle, DeviceKind};
 use llmctl_models::backend::cpu::Cpu;
 use llmctl_models::backend::{
     Activation, AttentionSpec, Backend, ConvSpec, DeltaShape, DeltaSpec, IndexerSpec, KeyBlocks, KvLayout,
-    KvShape, KvValues, LowRankChange, Product, Reach, RowSpan, SelectedKeys, SsmShape, SsmSpec, Store,
-    StoreShape, TextHeads, WeightedRows,
+    KvShape, KvValues, LowRankChange, Product, Reach, Recurrence, RowSpan, SelectedKeys, SsmShape, SsmSpec,
+    Store, StoreShape, TextHeads, WeightedRows,
 };
 use llmctl_models::load;
 use llmctl_models::load::quantize::convert;
@@ -561,7 +561,7 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
             let inputs: Vec<B::Buffer> = widths.iter().map(|width| self.rows(rows, *width, 2.0)).collect();
             let (beside, mut out) = (self.rows(rows, 3, 1.0), self.backend.buffer());
             let conv = ConvSpec { store: 0, kernel: &kernel, bias: None, silu: false };
-            self.backend.convolve(&mut kv, &conv, &beside, spans, &mut out).unwrap();
+            self.backend.recur(&mut kv, &Recurrence::Convolution(conv, &beside), spans, &mut out).unwrap();
             compute(self.backend, &mut kv, &inputs, spans, &mut out);
             self.record(format!("{what} step {step}"), STATES, &out);
             for (page, count) in kept {
@@ -584,7 +584,7 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
             let (kernel, bias) = (self.vector(4 * 10), self.vector(10));
             self.with_states(&format!("convolve {silu}"), 30, &[10], |backend, kv, inputs, spans, out| {
                 let spec = ConvSpec { store: 1, kernel: &kernel, bias: has_bias.then_some(&bias), silu };
-                backend.convolve(kv, &spec, &inputs[0], spans, out).unwrap();
+                backend.recur(kv, &Recurrence::Convolution(spec, &inputs[0]), spans, out).unwrap();
             });
         }
         for (tiled, decays, decay_bound) in [
@@ -602,7 +602,7 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
             self.with_states(&what, shape.state_len(), &widths, |backend, kv, inputs, spans, out| {
                 let spec = DeltaSpec { store: 1, shape, fading: &fading, decay_bound, decay_bias: &bias };
                 let [qkv, rate, decay] = inputs else { panic!("three widths") };
-                backend.delta_rule(kv, &spec, [qkv, rate, decay], spans, out).unwrap();
+                backend.recur(kv, &Recurrence::Delta(spec, [qkv, rate, decay]), spans, out).unwrap();
             });
         }
         for step_limits in [[0.0, f32::INFINITY], [0.1, 0.8]] {
@@ -625,7 +625,7 @@ impl<B: Backend<Buffer: Clone>> Bench<'_, B> {
                         skip: &skip,
                     };
                     let [xbc, step] = inputs else { panic!("two widths") };
-                    backend.ssm_scan(kv, &spec, [xbc, step], spans, out).unwrap();
+                    backend.recur(kv, &Recurrence::Ssm(spec, [xbc, step]), spans, out).unwrap();
                 },
             );
         }

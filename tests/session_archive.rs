@@ -123,7 +123,7 @@ impl Home {
 }
 
 fn plain() -> Import<'static> {
-    Import { name: None, owner: None, kv_limit: LIMIT }
+    Import { name: None, kv_limit: LIMIT }
 }
 
 fn turn(kept: usize, added: Vec<u32>) -> StoredTurn {
@@ -230,7 +230,7 @@ fn a_name_that_is_taken_stays_and_another_name_is_another_session() {
     fs::write(folder.path().join("f"), &archive).expect("written");
     let path = folder.path().join("f");
     let mut opened = Archive::open(&path, File::open(&path).expect("there")).expect("sound");
-    owned.import(&mut opened, Import { owner: Some("anna"), ..plain() }).expect("imported");
+    owned.import(&mut opened, plain()).expect("imported");
     assert_eq!(owned.read(&name("trip")).expect("reads").owner.as_deref(), Some("anna"));
 }
 

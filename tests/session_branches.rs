@@ -32,16 +32,16 @@ struct Place {
 impl Place {
     fn new() -> Self {
         let folder = TempDir::new().expect("a scratch folder");
-        let store = SessionStore::new(folder.path());
+        let store = SessionStore::new(folder.path()).of_owner("anna");
         Self { folder, store }
     }
 
     fn path(&self, session: &str) -> PathBuf {
-        self.folder.path().join(session).join("transcript.jsonl")
+        self.folder.path().join(".owners/anna").join(session).join("transcript.jsonl")
     }
 
     fn session(&self, session: &str, turns: &[&str]) -> SessionWriter {
-        let mut writer = self.store.create_for(&name(session), &model(), Some("anna")).expect("created");
+        let mut writer = self.store.create(&name(session), &model()).expect("created");
         turns.iter().for_each(|text| writer.append(&model(), &turn(text)).expect("saved"));
         writer
     }
@@ -122,7 +122,8 @@ fn a_session_knows_its_owner_and_what_reopens_its_model() {
     let references: Vec<_> = saved.turns.iter().map(|turn| turn.model.reference.as_deref()).collect();
     assert_eq!(references, [Some("/models/m.gguf"), Some("hf:o/r@c:m.gguf")]);
     assert_eq!(saved.tokens_of(&model()).map(|tokens| tokens.ids.len()), Some(3), "the same model elsewhere");
-    let unowned = place.store.create(&name("d"), &model_v1()).expect("created");
+    let local = SessionStore::new(place.folder.path());
+    let unowned = local.create(&name("d"), &model_v1()).expect("created");
     assert_eq!((&unowned.saved().owner, &unowned.saved().model.reference), (&None, &None));
 }
 

@@ -194,7 +194,7 @@ pub fn run(
         SessionsCommand::Import { file, name, kv_disk } => {
             let name = name.as_deref().map(parse).transpose()?;
             let kv_limit = kv_disk.map_or(DEFAULT_KV_DISK, |size| size.0);
-            let import = Import { name: name.as_ref(), owner: args.owner.as_deref(), kv_limit };
+            let import = Import { name: name.as_ref(), kv_limit };
             archive::import(&file, import, &store)?
         }
         SessionsCommand::Export { name, format, .. } => {

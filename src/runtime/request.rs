@@ -274,33 +274,22 @@ pub enum Event {
     /// The request waits in the queue; position 1 is next. Sent if the first step after the submission does not admit it, and
     /// when the position changes, which only decreases. At most [`crate::runtime::engine::MAX_BYPASSES`] smaller requests may
     /// start first.
-    Queued {
-        position: usize,
-    },
+    Queued { position: usize },
     /// The request leaves the queue; sent before any work. A request that is cancelled while it waits never starts.
     Started(Started),
     /// Slices of work on the request's images that are done, and of all. Comes before `Prefill` or between two of them.
-    Encoding {
-        done: usize,
-        total: usize,
-    },
+    Encoding { done: usize, total: usize },
     /// Prompt tokens computed so far.
-    Prefill {
-        done: usize,
-        total: usize,
-    },
+    Prefill { done: usize, total: usize },
     /// Log-probabilities of the next tokens of the prompt, in order. The first token of a prompt has none: they begin with the
     /// second. An image's rows have [`Logprob::none`].
-    Prompt {
-        logprobs: Vec<Logprob>,
-    },
+    Prompt { logprobs: Vec<Logprob> },
     /// New text: complete UTF-8, never part of a stop string. `tokens` are those generated since the last event;
     /// text may be empty while characters are incomplete or held back.
-    Text {
-        text: String,
-        tokens: Vec<Token>,
-    },
+    Text { text: String, tokens: Vec<Token> },
+    /// The end of a request that was answered, or cancelled.
     Done(Outcome),
+    /// The end of a request without an outcome.
     Failed(Error),
 }
 

@@ -31,14 +31,15 @@ const IDLE_TIME: Duration = Duration::from_millis(20);
 
 /// A command to the engine thread.
 enum EngineCommand {
-    Submit {
-        request: Request,
-        client: Client,
-    },
+    /// A request, and the client that takes its events.
+    Submit { request: Request, client: Client },
     /// Anything else of the engine between its steps, with its answer.
     Ask(Box<dyn FnOnce(&mut Engine) + Send>),
+    /// A value to drop when the engine ends.
     DropAtEnd(EndGuard),
+    /// Stops all requests.
     CancelAll,
+    /// The last client has gone.
     Shutdown,
 }
 

@@ -47,4 +47,4 @@ pub use probe::{CallEvidence, PrintedTurn, Shown, Sign, SystemMessages};
 pub use prompt::{PromptTemplate, RenderedPrompt, render_prompt};
 pub use reasoning::ReasoningFormat;
 pub use reasoning_switch::{Effort, Reasoning, THINKING_SWITCHES, TemplateVariables, Unexpressed};
-pub use tool_call::{TAGGED_TEXT, TEXT_GRAMMAR, ToolCallFormat, resolve_reference};
+pub use tool_call::{COUNT_KEYWORDS, TAGGED_TEXT, TEXT_GRAMMAR, ToolCallFormat, has_word, resolve_reference};

@@ -3,7 +3,9 @@
 /// A part of an answer, in the order in which it was written. Adjacent pieces of one kind belong together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece {
+    /// Text of the answer.
     Content(String),
+    /// Text of the reasoning.
     Reasoning(String),
     /// A call begins; calls count from 0. Its tool is one of those given, but for messages with headers (Harmony), which may
     /// call others.
@@ -14,15 +16,10 @@ pub enum Piece {
         id: Option<String>,
     },
     /// The fragments of one call, concatenated, are the JSON text of an object.
-    CallArguments {
-        index: usize,
-        fragment: String,
-    },
+    CallArguments { index: usize, fragment: String },
     /// The call is complete. A call without this piece was cut off or broke: its arguments may not parse, and it must not
     /// be executed.
-    CallEnd {
-        index: usize,
-    },
+    CallEnd { index: usize },
 }
 
 /// Adds text to the last piece of its kind, or as a new one.

@@ -18,18 +18,19 @@ use super::{Source, assert_clean, skip_opaque, sources, without_test_modules};
 /// latent attention and sparse attention on candle's devices took 510 in models, CUDA kernels with their references 465 there, beside
 /// 381 of CUDA C++, which are not counted; memory and stream of a GPU, its check of kernels at load and products for prompts 270 in
 /// models, 5 in cli and 4 in base; embedders and rerankers on candle's devices, and gates of n-grams there, 44 in models. What three trials found
-/// on 30 November took 405 to mend, most of it rows of a batch that are computed together and tool arguments that follow their schemas. A
-/// budget may only fall; a new capability gets a room, which its issue names.
+/// on 30 November took 405 to mend, most of it rows of a batch that are computed together and tool arguments that follow their schemas;
+/// 520 were taken back on the same day: one function for all activations, one operation for recurrent states, owners known to their
+/// stores, and derived defaults. A budget may only fall; a new capability gets a room, which its issue names.
 const BUDGETS: &[(&str, usize)] = &[
-    ("src/cli/", 24_646),
+    ("src/cli/", 24_637),
     ("src/bench/", 3_284),
-    ("src/serve", 16_372),
+    ("src/serve", 16_349),
     ("src/hub/", 3_438),
-    ("src/template/", 9_550),
-    ("src/runtime/kernel/", 9_239),
+    ("src/template/", 9_537),
+    ("src/runtime/kernel/", 9_153),
     ("src/base/", 1_613),
-    ("src/runtime/models/", 31_198),
-    ("src/runtime/", 20_083), // the engine
+    ("src/runtime/models/", 31_030),
+    ("src/runtime/", 19_894), // the engine
     ("src/image/", 813),
     ("src/", 10), // lib.rs and main.rs
 ];

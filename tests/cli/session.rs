@@ -272,7 +272,7 @@ fn sessions_of_owners_of_keys_are_counted_listed_and_removed() {
     let root = SessionStore::new(place.path(".local/share/llmctl/sessions"));
     let name = SessionName::new("trip").expect("a name");
     for owner in ["anna", "Ben"] {
-        drop(root.of_owner(owner).create_for(&name, &ModelFingerprint::default(), Some(owner)).expect("new"));
+        drop(root.of_owner(owner).create(&name, &ModelFingerprint::default()).expect("new"));
     }
     let list = place.run(&["sessions"]);
     list.check(0, "");

@@ -67,7 +67,7 @@ pub fn session_archive(data: &[u8]) -> bool {
         assert!(package.num_pages >= imported.num_pages);
         return true;
     }
-    let import = Import { name: None, owner: None, kv_limit: 1 << 20 };
+    let import = Import { name: None, kv_limit: 1 << 20 };
     let imported = store.import(&mut archive, import).expect("what was checked is imported");
     let package = store.pack(&imported.name, |_, _| None).expect("what was imported is read");
     let mut written = Vec::new();

@@ -42,11 +42,11 @@ const MAX_MESSAGE_BYTES: u64 = 64 << 20;
 /// Result of reading a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InputLine {
+    /// A message or a command.
     Text(String),
     /// Ctrl-C, and whether there was nothing on the line.
-    Interrupted {
-        was_empty: bool,
-    },
+    Interrupted { was_empty: bool },
+    /// The end of the input.
     End,
 }
 

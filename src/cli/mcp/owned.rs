@@ -114,12 +114,10 @@ pub struct OwnedServer {
 
 #[derive(Clone)]
 pub enum OwnedState {
+    /// It has not answered yet.
     Starting,
-    Running {
-        about: String,
-        tools: Arc<[ServerTool]>,
-        calls: ServerCalls,
-    },
+    /// It takes calls.
+    Running { about: String, tools: Arc<[ServerTool]>, calls: ServerCalls },
     /// It has ended or could not be started.
     Down(ServerLoss),
 }

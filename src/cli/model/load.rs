@@ -162,7 +162,6 @@ impl ResolvedModel {
         }
         loaded.notices.iter().for_each(|notice| terminal.note(notice));
         loaded.details.iter().for_each(|notice| terminal.detail(&notice.to_string()));
-        texts.chat_tokenizer.set_context_tokens(context_tokens);
         report_ends(texts.chat_tokenizer.texts(), terminal);
         let ends = texts.chat_tokenizer.texts().end_of_generation.clone();
         let mut config = engine_config(asked, device, context_tokens, ends);
@@ -175,16 +174,12 @@ impl ResolvedModel {
         report_draft(model, loaded.draft.as_ref(), &config, terminal)?;
         let models = (loaded.model, loaded.draft.and_then(|draft| draft.model));
         let engine = start_engine(models, loaded.tower, texts.chat_tokenizer.tokenizer(), config, kv)?;
-        texts.chat_tokenizer.set_build(&engine.spec().config.build);
-        texts.chat_tokenizer.set_vision(&engine.spec().model.architecture, engine.spec().vision.as_ref());
-        texts.info.vocab_size = engine.spec().vocab_size();
         texts.info.sees = engine.spec().vision.is_some();
         texts.info.refuses_drafts = asked.speculation != engine.spec().speculation();
         texts.info.load_time = start.elapsed();
         let seconds = texts.info.load_time.as_secs_f32();
         tracing::info!("loaded in {seconds:.2} s, context {context_tokens} tokens");
-        let compiler = engine.spec().grammar_compiler(Arc::clone(texts.chat_tokenizer.tokenizer()));
-        Ok(Loaded { texts, engine, compiler })
+        Ok(remote::joined(texts, engine))
     }
 
     /// Loads the files of the model and of its draft model, with a progress bar.

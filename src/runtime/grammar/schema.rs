@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::plain::plain;
 use super::{GrammarSource, satisfiable};
 use llmctl_base::error::GrammarError;
-use llmctl_template::resolve_reference;
+use llmctl_template::{COUNT_KEYWORDS, has_word, resolve_reference};
 
 /// Most nested arrays and objects.
 const MAX_DEPTH: usize = 64;
@@ -24,58 +24,18 @@ pub const MAX_CHAIN: usize = 2048;
 const OPTIONS: &str = "x-guidance";
 
 /// Keywords whose value is a schema, or a list of them.
-const SCHEMAS: [&str; 15] = [
-    "additionalItems",
-    "additionalProperties",
-    "allOf",
-    "anyOf",
-    "contains",
-    "else",
-    "if",
-    "items",
-    "not",
-    "oneOf",
-    "prefixItems",
-    "propertyNames",
-    "then",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-];
+const SCHEMAS: &str = "additionalItems additionalProperties allOf anyOf contains else if items not oneOf prefixItems \
+                       propertyNames then unevaluatedItems unevaluatedProperties";
 
 /// Keywords whose members are schemas.
-const SCHEMA_MAPS: [&str; 6] =
-    ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"];
+const SCHEMA_MAPS: &str = "$defs definitions dependencies dependentSchemas patternProperties properties";
 
 /// Keywords that only describe.
-const ANNOTATIONS: [&str; 8] =
-    ["title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"];
-
-/// Keywords that are counts; their value may be written with a decimal point.
-const COUNTS: [&str; 6] =
-    ["maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"];
+const ANNOTATIONS: &str = "title description default examples $comment deprecated readOnly writeOnly";
 
 /// Formats that JSON Schema defines. Any other is an annotation without effect (2020-12, validation, 7.2.3).
-const FORMATS: [&str; 19] = [
-    "date",
-    "date-time",
-    "duration",
-    "email",
-    "hostname",
-    "idn-email",
-    "idn-hostname",
-    "ipv4",
-    "ipv6",
-    "iri",
-    "iri-reference",
-    "json-pointer",
-    "regex",
-    "relative-json-pointer",
-    "time",
-    "uri",
-    "uri-reference",
-    "uri-template",
-    "uuid",
-];
+const FORMATS: &str = "date date-time duration email hostname idn-email idn-hostname ipv4 ipv6 iri iri-reference json-pointer \
+                       regex relative-json-pointer time uri uri-reference uri-template uuid";
 
 /// Returns the schema for the library, with our options in it.
 ///
@@ -220,11 +180,11 @@ fn walk(schema: &mut Map<String, Value>, change: &mut dyn FnMut(&mut Map<String,
     change(schema);
     for (keyword, value) in schema.iter_mut() {
         match value {
-            Value::Object(members) if SCHEMA_MAPS.contains(&&**keyword) => {
+            Value::Object(members) if has_word(SCHEMA_MAPS, keyword) => {
                 members.values_mut().filter_map(Value::as_object_mut).for_each(|below| walk(below, change));
             }
-            Value::Object(schema) if SCHEMAS.contains(&&**keyword) => walk(schema, change),
-            Value::Array(schemas) if SCHEMAS.contains(&&**keyword) => {
+            Value::Object(schema) if has_word(SCHEMAS, keyword) => walk(schema, change),
+            Value::Array(schemas) if has_word(SCHEMAS, keyword) => {
                 schemas.iter_mut().filter_map(Value::as_object_mut).for_each(|below| walk(below, change));
             }
             _ => {}
@@ -239,11 +199,11 @@ fn simplify_all(mut schema: Map<String, Value>, is_moved: &dyn Fn(&str) -> bool)
 
 /// Removes keywords without effect and writes others as the library understands them.
 fn simplify(schema: &mut Map<String, Value>) {
-    schema.retain(|keyword, _| !ANNOTATIONS.contains(&keyword.as_str()));
+    schema.retain(|keyword, _| !has_word(ANNOTATIONS, keyword));
     if schema.get("uniqueItems") == Some(&Value::Bool(false)) {
         schema.shift_remove("uniqueItems");
     }
-    if schema.get("format").and_then(Value::as_str).is_some_and(|name| !FORMATS.contains(&name)) {
+    if schema.get("format").and_then(Value::as_str).is_some_and(|name| !has_word(FORMATS, name)) {
         schema.shift_remove("format");
     }
     // Without other schemas for the same object, members that are not evaluated are those that are not named.
@@ -253,7 +213,7 @@ fn simplify(schema: &mut Map<String, Value>) {
         schema.shift_remove("unevaluatedProperties");
         schema.entry("additionalProperties").or_insert(members);
     }
-    for count in COUNTS {
+    for count in COUNT_KEYWORDS.split(' ') {
         if let Some(count) = schema.get_mut(count)
             && let Some(number) = count.as_f64().filter(|n| n.fract() == 0.0 && (0.0..1e15).contains(n))
         {

@@ -68,16 +68,15 @@ enum Place {
 enum LarkToken {
     /// Name of a rule or a terminal, with the marks in front of it.
     Name(String),
-    Text {
-        text: String,
-        ignores_case: bool,
-    },
-    Regex {
-        pattern: String,
-        flags: String,
-    },
+    /// A text between quotes.
+    Text { text: String, ignores_case: bool },
+    /// A regular expression between slashes.
+    Regex { pattern: String, flags: String },
+    /// `%` and a word.
     Directive(String),
+    /// One of the marks of the notation.
     Mark(String),
+    /// The end of a line.
     Newline,
 }
 

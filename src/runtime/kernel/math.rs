@@ -6,42 +6,33 @@
 use super::isa::{Isa, dispatch};
 
 /// Activation of the gate in `down(act(gate(x)) * up(x))`, or of `up(x)` in `down(act(up(x)))`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum Activation {
     /// Identity.
+    #[default]
     None,
+    /// SiLU: x times its sigmoid.
     Silu,
     /// SiLU of `factor` times the gate (Falcon-H1).
-    ScaledSilu {
-        factor: f32,
-    },
+    ScaledSilu { factor: f32 },
     /// The square of what is above 0 (Primer, So et al. 2021).
     SquaredRelu,
     /// GELU in the tanh form (`gelu_pytorch_tanh`).
     GeluTanh,
     /// GELU by the error function (`gelu`).
     GeluErf,
+    /// 1 / (1 + e^-x).
     Sigmoid,
     /// ln(1 + e^x), and x above 20 (Laguna).
     Softplus,
     /// gpt-oss: the gate is limited to `limit` and multiplied by sigmoid(alpha x); the other side is clamped to
     /// `limit` and increased by 1.
-    ClampedSwish {
-        alpha: f32,
-        limit: f32,
-    },
+    ClampedSwish { alpha: f32, limit: f32 },
     /// SiLU, limited to `limit`; the other side is clamped to `limit` (Step 3.5).
-    LimitedSilu {
-        limit: f32,
-    },
+    LimitedSilu { limit: f32 },
     /// xIELU (Huang and Schlag 2024, Apertus): `positive x^2 + slope x` above 0, below it
     /// `negative (e^min(x, limit) - 1 - x) + slope x`.
-    Xielu {
-        positive: f32,
-        negative: f32,
-        slope: f32,
-        limit: f32,
-    },
+    Xielu { positive: f32, negative: f32, slope: f32, limit: f32 },
 }
 
 impl Activation {
@@ -129,45 +120,10 @@ pub fn gelu_erf(x: f32) -> f32 {
     0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2))
 }
 
-#[inline(always)]
-fn gelu_erf_mul_body(gate: &mut [f32], up: &[f32]) {
-    for (gate, up) in gate.iter_mut().zip(up) {
-        *gate = gelu_erf(*gate) * up;
-    }
-}
-
-#[inline(always)]
-fn silu_mul_body(gate: &mut [f32], up: &[f32]) {
-    for (gate, up) in gate.iter_mut().zip(up) {
-        *gate = silu(*gate) * up;
-    }
-}
-
-#[inline(always)]
-fn scaled_silu_mul_body(gate: &mut [f32], up: &[f32], factor: f32) {
-    for (gate, up) in gate.iter_mut().zip(up) {
-        *gate = silu(factor * *gate) * up;
-    }
-}
-
 /// Keeps NaN, which `max` would drop.
 #[inline(always)]
 fn squared_relu(x: f32) -> f32 {
     if x < 0.0 { 0.0 } else { x * x }
-}
-
-#[inline(always)]
-fn squared_relu_mul_body(gate: &mut [f32], up: &[f32]) {
-    for (gate, up) in gate.iter_mut().zip(up) {
-        *gate = squared_relu(*gate) * up;
-    }
-}
-
-#[inline(always)]
-fn gelu_mul_body(gate: &mut [f32], up: &[f32]) {
-    for (gate, up) in gate.iter_mut().zip(up) {
-        *gate = gelu_tanh(*gate) * up;
-    }
 }
 
 /// Computes 1 / (1 + e^-x).
@@ -176,56 +132,45 @@ pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-#[inline(always)]
-fn sigmoid_mul_body(gate: &mut [f32], up: &[f32]) {
-    for (gate, up) in gate.iter_mut().zip(up) {
-        *gate = sigmoid(*gate) * up;
-    }
-}
-
 /// Computes ln(1 + e^x) in f64, and x where the two are equal to f32.
 pub fn softplus(x: f64) -> f64 {
     if x > 20.0 { x } else { libm::log1p(libm::exp(x)) }
 }
 
-/// Computes `gate = softplus(gate) * up`.
-fn softplus_mul(gate: &mut [f32], up: &[f32]) {
-    for (gate, up) in gate.iter_mut().zip(up) {
-        *gate = softplus((*gate).into()) as f32 * up;
-    }
+/// Replaces each element of a slice by the value for it and for the element of another.
+macro_rules! each {
+    ($gate:ident, $up:ident, |$x:ident, $y:ident| $value:expr) => {
+        for (gate, &$y) in $gate.iter_mut().zip($up) {
+            let $x = *gate;
+            *gate = $value;
+        }
+    };
 }
 
 #[inline(always)]
-fn clamped_swish_mul_body(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) {
-    for (gate, up) in gate.iter_mut().zip(up) {
-        let kept = if *gate > limit { limit } else { *gate }; // not `min`, which drops NaN
-        *gate = kept / (1.0 + exp(-alpha * kept)) * (up.clamp(-limit, limit) + 1.0);
-    }
-}
-
-#[inline(always)]
-fn limited_silu_mul_body(gate: &mut [f32], up: &[f32], limit: f32) {
-    for (gate, up) in gate.iter_mut().zip(up) {
-        let silu = *gate / (1.0 + exp(-*gate));
-        *gate = (if silu > limit { limit } else { silu }) * up.clamp(-limit, limit);
-    }
-}
-
-/// `factors` are those of [`Activation::Xielu`] in their order. NaN takes the second branch, whose `- x` keeps it.
-#[inline(always)]
-fn xielu_mul_body(gate: &mut [f32], up: &[f32], factors: [f32; 4]) {
-    let [positive, negative, slope, limit] = factors;
-    for (gate, up) in gate.iter_mut().zip(up) {
-        let x = *gate;
-        let bent = if x > 0.0 { positive * x * x } else { (exp(x.min(limit)) - 1.0 - x) * negative };
-        *gate = slope.mul_add(x, bent) * up;
-    }
-}
-
-#[inline(always)]
-fn mul_body(gate: &mut [f32], up: &[f32]) {
-    for (gate, up) in gate.iter_mut().zip(up) {
-        *gate *= up;
+fn activate_body(activation: Activation, gate: &mut [f32], up: &[f32]) {
+    match activation {
+        Activation::None => each!(gate, up, |x, y| x * y),
+        Activation::Silu => each!(gate, up, |x, y| silu(x) * y),
+        Activation::ScaledSilu { factor } => each!(gate, up, |x, y| silu(factor * x) * y),
+        Activation::SquaredRelu => each!(gate, up, |x, y| squared_relu(x) * y),
+        Activation::Sigmoid => each!(gate, up, |x, y| sigmoid(x) * y),
+        Activation::Softplus => each!(gate, up, |x, y| softplus(x.into()) as f32 * y),
+        Activation::ClampedSwish { alpha, limit } => each!(gate, up, |x, y| {
+            let kept = if x > limit { limit } else { x }; // not `min`, which drops NaN
+            kept / (1.0 + exp(-alpha * kept)) * (y.clamp(-limit, limit) + 1.0)
+        }),
+        Activation::LimitedSilu { limit } => each!(gate, up, |x, y| {
+            let silu = silu(x);
+            (if silu > limit { limit } else { silu }) * y.clamp(-limit, limit)
+        }),
+        Activation::GeluTanh => each!(gate, up, |x, y| gelu_tanh(x) * y),
+        Activation::GeluErf => each!(gate, up, |x, y| gelu_erf(x) * y),
+        // NaN takes the second branch, whose `- x` keeps it.
+        Activation::Xielu { positive, negative, slope, limit } => each!(gate, up, |x, y| {
+            let bent = if x > 0.0 { positive * x * x } else { (exp(x.min(limit)) - 1.0 - x) * negative };
+            slope.mul_add(x, bent) * y
+        }),
     }
 }
 
@@ -251,64 +196,9 @@ pub fn activate_alone(isa: Isa, activation: Activation, x: &mut [f32]) {
     }
 }
 
-/// Computes `gate = activation(gate) * up`, element by element.
-pub fn activate(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) {
-    match activation {
-        Activation::None => mul(isa, gate, up),
-        Activation::Silu => silu_mul(isa, gate, up),
-        Activation::ScaledSilu { factor } => scaled_silu_mul(isa, gate, up, factor),
-        Activation::SquaredRelu => squared_relu_mul(isa, gate, up),
-        Activation::Sigmoid => sigmoid_mul(isa, gate, up),
-        Activation::Softplus => softplus_mul(gate, up),
-        Activation::ClampedSwish { alpha, limit } => clamped_swish_mul(isa, gate, up, alpha, limit),
-        Activation::LimitedSilu { limit } => limited_silu_mul(isa, gate, up, limit),
-        Activation::GeluTanh => gelu_mul(isa, gate, up),
-        Activation::GeluErf => gelu_erf_mul(isa, gate, up),
-        Activation::Xielu { positive, negative, slope, limit } => {
-            xielu_mul(isa, gate, up, [positive, negative, slope, limit]);
-        }
-    }
-}
-
 dispatch! {
-    /// Computes SwiGLU: `gate = silu(gate) * up`.
-    pub fn silu_mul(gate: &mut [f32], up: &[f32]) = silu_mul_body
-}
-dispatch! {
-    /// Computes `gate = silu(factor * gate) * up`.
-    pub fn scaled_silu_mul(gate: &mut [f32], up: &[f32], factor: f32) = scaled_silu_mul_body
-}
-dispatch! {
-    /// Computes `gate = max(gate, 0)^2 * up`.
-    pub fn squared_relu_mul(gate: &mut [f32], up: &[f32]) = squared_relu_mul_body
-}
-dispatch! {
-    /// Computes GeGLU: `gate = gelu_tanh(gate) * up`.
-    pub fn gelu_mul(gate: &mut [f32], up: &[f32]) = gelu_mul_body
-}
-dispatch! {
-    /// Computes `gate = gelu_erf(gate) * up`.
-    pub fn gelu_erf_mul(gate: &mut [f32], up: &[f32]) = gelu_erf_mul_body
-}
-dispatch! {
-    /// Computes `gate = sigmoid(gate) * up`.
-    pub fn sigmoid_mul(gate: &mut [f32], up: &[f32]) = sigmoid_mul_body
-}
-dispatch! {
-    /// Computes `gate = min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (clamp(up, -limit, limit) + 1)`.
-    pub fn clamped_swish_mul(gate: &mut [f32], up: &[f32], alpha: f32, limit: f32) = clamped_swish_mul_body
-}
-dispatch! {
-    /// Computes `gate = min(silu(gate), limit) * clamp(up, -limit, limit)`.
-    pub fn limited_silu_mul(gate: &mut [f32], up: &[f32], limit: f32) = limited_silu_mul_body
-}
-dispatch! {
-    /// Computes `gate = xielu(gate) * up`.
-    pub fn xielu_mul(gate: &mut [f32], up: &[f32], factors: [f32; 4]) = xielu_mul_body
-}
-dispatch! {
-    /// Computes `gate = gate * up`.
-    pub fn mul(gate: &mut [f32], up: &[f32]) = mul_body
+    /// Computes `gate = activation(gate) * up`, element by element.
+    pub fn activate(activation: Activation, gate: &mut [f32], up: &[f32]) = activate_body
 }
 dispatch! {
     /// Computes `x = cap * tanh(x / cap)`.
@@ -366,23 +256,29 @@ mod tests {
     fn every_instruction_set_gives_the_same_bits() {
         let x: Vec<f32> = (0..1000).map(|i| (i as f32 - 500.0) / 37.0).collect();
         let up: Vec<f32> = x.iter().map(|x| x * 0.3 + 0.1).collect();
-        type Kernel = fn(Isa, &mut [f32], &[f32]);
-        let kernels: [Kernel; 13] = [
-            sigmoid_mul,
-            squared_relu_mul,
-            |isa, x, up| scaled_silu_mul(isa, x, up, 0.7),
-            |isa, x, _| activate_alone(isa, Activation::GeluTanh, x),
-            |isa, x, up| clamped_swish_mul(isa, x, up, 1.7, 2.0),
-            |isa, x, up| limited_silu_mul(isa, x, up, 2.0),
-            |isa, x, up| xielu_mul(isa, x, up, [0.8, 1.3, 0.5, -1e-6]),
-            silu_mul,
-            gelu_mul,
-            gelu_erf_mul,
-            mul,
-            |isa, x, _| softcap(isa, x, 30.0),
-            |isa, x, _| exp_minus(isa, x, 1.5),
+        type Kernel = dyn Fn(Isa, &mut [f32], &[f32]);
+        let activations = [
+            Activation::None,
+            Activation::Silu,
+            Activation::ScaledSilu { factor: 0.7 },
+            Activation::SquaredRelu,
+            Activation::GeluTanh,
+            Activation::GeluErf,
+            Activation::Sigmoid,
+            Activation::Softplus,
+            Activation::ClampedSwish { alpha: 1.7, limit: 2.0 },
+            Activation::LimitedSilu { limit: 2.0 },
+            Activation::Xielu { positive: 0.8, negative: 1.3, slope: 0.5, limit: -1e-6 },
         ];
-        for kernel in kernels {
+        let activated = activations.map(|activation| -> Box<Kernel> {
+            Box::new(move |isa, x, up| activate(isa, activation, x, up))
+        });
+        let others: [Box<Kernel>; 3] = [
+            Box::new(|isa, x, _| activate_alone(isa, Activation::GeluTanh, x)),
+            Box::new(|isa, x, _| softcap(isa, x, 30.0)),
+            Box::new(|isa, x, _| exp_minus(isa, x, 1.5)),
+        ];
+        for kernel in activated.into_iter().chain(others) {
             let mut expected = x.clone();
             kernel(Isa::Scalar, &mut expected, &up);
             for isa in available() {
@@ -399,19 +295,20 @@ mod tests {
         activate(Isa::Scalar, Activation::Softplus, &mut gate, &[2.0, 1.0, 1.0]);
         assert!((gate[0] - 1.386_294_4).abs() < 1e-6 && gate[1] == 30.0 && (0.0..1e-17).contains(&gate[2]));
         let mut gate = [1.0, -2.0];
-        silu_mul(Isa::Scalar, &mut gate, &[1.0, 2.0]);
+        activate(Isa::Scalar, Activation::Silu, &mut gate, &[1.0, 2.0]);
         assert!((gate[0] - 0.731_058_6).abs() < 1e-6 && (gate[1] + 0.476_811_7).abs() < 1e-6);
         let mut gate = [2.0, -4.0];
-        scaled_silu_mul(Isa::Scalar, &mut gate, &[1.0, 2.0], 0.5);
+        activate(Isa::Scalar, Activation::ScaledSilu { factor: 0.5 }, &mut gate, &[1.0, 2.0]);
         assert!((gate[0] - 0.731_058_6).abs() < 1e-6 && (gate[1] + 0.476_811_7).abs() < 1e-6);
         let mut gate = [3.0, -2.0, f32::NAN];
-        squared_relu_mul(Isa::Scalar, &mut gate, &[2.0, 5.0, 1.0]);
+        activate(Isa::Scalar, Activation::SquaredRelu, &mut gate, &[2.0, 5.0, 1.0]);
         assert!(gate[..2] == [18.0, 0.0] && gate[2].is_nan(), "{gate:?}");
         let mut long: Vec<f32> = (0..600).map(|x| x as f32 - 300.0).collect();
         activate_alone(Isa::Scalar, Activation::SquaredRelu, &mut long);
         assert_eq!((long[10], long[301], long[599]), (0.0, 1.0, 299.0 * 299.0));
         let mut gate = [3.0, -2.0, f32::NAN];
-        clamped_swish_mul(Isa::Scalar, &mut gate, &[1.0, -9.0, 1.0], 0.5, 2.0);
+        let clamped = Activation::ClampedSwish { alpha: 0.5, limit: 2.0 };
+        activate(Isa::Scalar, clamped, &mut gate, &[1.0, -9.0, 1.0]);
         assert!((gate[0] - 2.0 * 0.731_058_6 * 2.0).abs() < 1e-5, "{gate:?}");
         assert!((gate[1] - 2.0 * 0.268_941_4).abs() < 1e-5 && gate[2].is_nan(), "{gate:?}");
         // alpha = ln(e^0.8 - 1) stands for the factor 0.8; below 0: (e^-2 - 1 + 2) (0.5 + 0.8) - 1.
@@ -421,7 +318,7 @@ mod tests {
         assert!((gate[0] - 4.2).abs() < 1e-5 && (gate[1] - 2.0 * 0.475_935_8).abs() < 1e-5, "{gate:?}");
         assert!(gate[2].is_nan());
         let mut gate = [1.0, -2.0];
-        gelu_mul(Isa::Scalar, &mut gate, &[1.0, 1.0]);
+        activate(Isa::Scalar, Activation::GeluTanh, &mut gate, &[1.0, 1.0]);
         assert!((gate[0] - 0.841_192).abs() < 1e-5 && (gate[1] + 0.045_402_3).abs() < 1e-5);
     }
 }

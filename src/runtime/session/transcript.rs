@@ -28,7 +28,7 @@ pub enum SplicedSegment {
 }
 
 /// A prompt, ready to be encoded.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SplicedPrompt {
     /// Text first and last; text and ids alternate.
     pub segments: Vec<SplicedSegment>,

@@ -15,23 +15,16 @@ use llmctl_template::{CallIds, Content, Message, OutputMarkup, OutputParser, Pie
 /// A part of an answer, in the order in which it was generated.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Delta {
+    /// Text of the answer.
     Content(String),
+    /// Text of the reasoning before it.
     Reasoning(String),
     /// A tool call begins.
-    Call {
-        index: usize,
-        id: String,
-        name: String,
-    },
+    Call { index: usize, id: String, name: String },
     /// The fragments of one call, concatenated, are JSON text.
-    Arguments {
-        index: usize,
-        fragment: String,
-    },
+    Arguments { index: usize, fragment: String },
     /// A tool call is complete.
-    CallEnd {
-        index: usize,
-    },
+    CallEnd { index: usize },
 }
 
 /// A finished answer.

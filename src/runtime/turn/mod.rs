@@ -82,12 +82,11 @@ pub enum TurnInput {
 /// A prompt without a chat template.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TextPrompt {
+    /// A text, which is encoded.
     Text(String),
     /// A text with an image in place of each `<__media__>`; without such a mark the images come first.
-    WithImages {
-        text: String,
-        images: Vec<ImageRef>,
-    },
+    WithImages { text: String, images: Vec<ImageRef> },
+    /// Tokens.
     Ids(Vec<u32>),
     /// Asks for the text between two others, of a model that was trained for it.
     Infill(InfillPrompt),

@@ -50,7 +50,7 @@ pub struct SessionChat {
 }
 
 /// A turn that has been prompted and not answered yet.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct PromptedTurn {
     prompt: SplicedPrompt,
     tokens: Vec<u32>,
@@ -253,18 +253,8 @@ impl SessionChat {
     /// As [`Self::prompt`], for a server that takes `messages`: there is neither text nor tokens.
     pub fn addressed(&self, messages: Vec<Message>) -> PromptedTurn {
         let (kept_turns, kept_messages) = repeated(&self.saved, &messages);
-        PromptedTurn {
-            prompt: SplicedPrompt { segments: Vec::new() },
-            tokens: Vec::new(),
-            images: Vec::new(),
-            given: ImageSet::default(),
-            messages,
-            is_reasoning_off: false,
-            kept_turns,
-            kept_messages,
-            started_ms: now_ms(),
-            decided: None,
-        }
+        let started_ms = now_ms();
+        PromptedTurn { messages, kept_turns, kept_messages, started_ms, ..PromptedTurn::default() }
     }
 
     /// Plans the next turn. `conversation` is as for [`Self::prompt`].

@@ -112,30 +112,21 @@ impl Running {
 /// News of an answer. `Ended` or `Failed` is last.
 #[derive(Debug)]
 pub enum Update {
+    /// The work before the first token.
     Progress(Progress),
     /// More of one choice: its parts, the tokens of the content among them, and how many tokens there are
     /// since the last update, which may have no delta yet.
-    Deltas {
-        choice: usize,
-        deltas: Vec<Delta>,
-        num_tokens: usize,
-        content: Vec<Token>,
-    },
+    Deltas { choice: usize, deltas: Vec<Delta>, num_tokens: usize, content: Vec<Token> },
     /// Log-probabilities of the next tokens of a choice's prompt, beginning with the second.
-    Scored {
-        choice: usize,
-        logprobs: Vec<Logprob>,
-    },
+    Scored { choice: usize, logprobs: Vec<Logprob> },
     /// One choice is complete, and saved where it belongs to a session.
-    Finished {
-        choice: usize,
-        finished: FinishedChoice,
-    },
+    Finished { choice: usize, finished: FinishedChoice },
     /// Discards all earlier updates, because the engine was lost and another one starts over. Never sent
     /// to a stream, whose reader has seen them.
     Restarted,
     /// All choices are complete.
     Ended(Totals),
+    /// The request has failed; the last update.
     Failed(ApiError),
 }
 

@@ -43,13 +43,10 @@ pub struct Source<T> {
 /// Why a member is not there for a use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unavailable {
+    /// Its use is refused now.
     Refused(UseRefusal),
     /// Others needed the memory for too long.
-    NoRoom {
-        needed: u64,
-        free: u64,
-        budget: u64,
-    },
+    NoRoom { needed: u64, free: u64, budget: u64 },
     /// The caller's deadline has passed.
     Late,
     /// The server stops.

@@ -52,19 +52,14 @@ pub struct LoadId(u64);
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step<T> {
     /// Use it, and call [`ModelTable::release`] at the end.
-    Use {
-        value: T,
-        load: LoadId,
-    },
+    Use { value: T, load: LoadId },
     /// Load it, and call [`ModelTable::loaded`] or [`ModelTable::failed`].
     Load(LoadId),
     /// Unload this other member, call [`ModelTable::unloaded`], and ask again.
-    Unload {
-        index: usize,
-        value: T,
-    },
+    Unload { index: usize, value: T },
     /// Ask again after a change.
     Wait(Reason),
+    /// It cannot be used, for this reason.
     Refuse(UseRefusal),
 }
 

@@ -366,12 +366,10 @@ impl Drop for Server {
 
 /// A listener on the runtime.
 enum Socket {
+    /// A port, and what is known of a client by its address.
     Tcp(tokio::net::TcpListener, fn(SocketAddr) -> Peer),
     #[cfg(unix)]
-    Unix {
-        listener: tokio::net::UnixListener,
-        _path: unix::Socket,
-    },
+    Unix { listener: tokio::net::UnixListener, _path: unix::Socket },
 }
 
 impl Socket {

@@ -55,13 +55,11 @@ impl HalfOpen for tokio::net::UnixStream {
 
 /// The client's sending side.
 pub enum ClientEnd {
+    /// The client may still send.
     Open,
     /// Closed, while the client waits for its answer.
-    Half {
-        watch: PeerProbe,
-        look_at: Instant,
-        is_asked: bool,
-    },
+    Half { watch: PeerProbe, look_at: Instant, is_asked: bool },
+    /// The client is gone, and so is the reader of its answer.
     Gone,
 }
 

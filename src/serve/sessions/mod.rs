@@ -248,8 +248,7 @@ impl SessionDirectory {
     fn begin(&self, key: &SessionKey, model: &ModelFingerprint) -> Result<Opened> {
         let session_chat = match &self.shared.place {
             ConversationStore::Disk(store) => {
-                let owner = key.owner.stored();
-                let writer = of_owner(store, &key.owner).open_or_create_for(&key.name, model, owner)?;
+                let writer = of_owner(store, &key.owner).open_or_create(&key.name, model)?;
                 SessionChat::resume(writer, model.clone())
             }
             ConversationStore::Memory(memory) => memory.begin(key, model)?,
@@ -458,7 +457,7 @@ impl SessionDirectory {
         match &self.shared.place {
             ConversationStore::Disk(store) => {
                 let (old, new) = (of_owner(store, &from.owner), of_owner(store, &to.owner));
-                let writer = old.fork_to(&from.name, (&new, &to.name), turns, to.owner.stored())?;
+                let writer = old.fork_to(&from.name, (&new, &to.name), turns)?;
                 Ok(writer.saved().turns.len())
             }
             ConversationStore::Memory(memory) => memory.fork(from, to, turns),

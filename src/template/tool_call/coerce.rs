@@ -76,6 +76,14 @@ impl Types {
     }
 }
 
+/// Keywords of JSON Schema that are counts; their value may be written with a decimal point.
+pub const COUNT_KEYWORDS: &str = "minLength maxLength minItems maxItems minProperties maxProperties";
+
+/// Returns whether `word` is one of `words`, between which are spaces.
+pub fn has_word(words: &str, word: &str) -> bool {
+    words.split(' ').any(|known| known == word)
+}
+
 /// Longer integers overflow the doubles of JSON readers.
 const MAX_DIGITS: usize = 300;
 /// References followed before giving up: a schema may point at itself.

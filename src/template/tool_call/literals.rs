@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::arguments::{MAX_DEPTH, OTHER_NAME};
-use super::coerce::{ArgumentSchema, Types};
+use super::coerce::{ArgumentSchema, COUNT_KEYWORDS, Types};
 use super::writer::{ValueStyle, Writer, quoted};
 use super::{ToolDefinition, json_text};
 
@@ -13,10 +13,9 @@ use super::{ToolDefinition, json_text};
 const UNWRITTEN: [&str; 8] =
     ["allOf", "oneOf", "not", "if", "prefixItems", "uniqueItems", "contains", "unevaluatedItems"];
 
-/// Keywords that they follow only where the type is known.
-const TYPED: &str = "type enum const anyOf pattern format minLength maxLength items minItems maxItems properties required \
-                     additionalProperties patternProperties minProperties maxProperties minimum maximum \
-                     exclusiveMinimum exclusiveMaximum multipleOf";
+/// Keywords that they follow only where the type is known, beside those of counts and bounds.
+const TYPED: &str =
+    "type enum const anyOf pattern format items properties required additionalProperties patternProperties";
 
 const BOUNDS: [&str; 5] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
 
@@ -61,7 +60,7 @@ impl Writer<'_> {
             return self.any_value();
         }
         let found = |keyword: &&str| schema.node().is_some_and(|node| node.get(*keyword).is_some());
-        let typed = || TYPED.split(' ');
+        let typed = || TYPED.split(' ').chain(COUNT_KEYWORDS.split(' ')).chain(BOUNDS);
         let unwritten = UNWRITTEN.into_iter().find(found);
         if let Some(keyword) = unwritten.or_else(|| typed().find(found).filter(|_| types.is_unknown())) {
             return self.refuse(keyword);

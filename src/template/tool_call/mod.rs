@@ -28,7 +28,7 @@ use serde_json::Value;
 
 use super::piece::Piece;
 
-pub use coerce::resolve as resolve_reference;
+pub use coerce::{COUNT_KEYWORDS, has_word, resolve as resolve_reference};
 pub use format::ToolCallFormat;
 pub(super) use harmony::{Harmony, Protocol};
 use json_object::JsonCalls;

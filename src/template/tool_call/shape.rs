@@ -5,22 +5,8 @@ use serde_json::{Value, json};
 use super::coerce::ArgumentSchema;
 
 /// Keywords of members that only JSON grammars may know.
-const UNKNOWN: [&str; 14] = [
-    "$ref",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "not",
-    "if",
-    "dependencies",
-    "dependentRequired",
-    "dependentSchemas",
-    "propertyNames",
-    "patternProperties",
-    "unevaluatedProperties",
-    "enum",
-    "const",
-];
+const UNKNOWN: &str = "$ref allOf anyOf oneOf not if dependencies dependentRequired dependentSchemas propertyNames \
+                       patternProperties unevaluatedProperties enum const";
 
 /// The members of an object.
 #[derive(Debug, Default)]
@@ -51,8 +37,8 @@ pub fn shapes(schema: ArgumentSchema<'_>) -> Result<Vec<Shape>, String> {
 }
 
 fn shape(node: &Value) -> Result<Shape, String> {
-    if let Some(keyword) = UNKNOWN.iter().find(|keyword| node.get(**keyword).is_some()) {
-        return Err((*keyword).to_owned());
+    if let Some(keyword) = UNKNOWN.split(' ').find(|keyword| node.get(keyword).is_some()) {
+        return Err(keyword.to_owned());
     }
     let properties = node.get("properties").and_then(Value::as_object);
     let others = match node.get("additionalProperties") {

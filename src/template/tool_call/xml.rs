@@ -76,10 +76,8 @@ pub struct XmlCalls {
 
 /// The text that follows a value.
 enum XmlNext {
-    Parameter {
-        key: String,
-        attributes: String,
-    },
+    /// Another parameter of the call.
+    Parameter { key: String, attributes: String },
     /// The call ends here, and with it the section.
     Section,
     /// Another call of the section.

@@ -61,12 +61,12 @@ pub fn joined(mut texts: PreparedTexts, engine: EngineClient) -> Loaded {
 
 /// Writes the limits of the engine into the facts about the model.
 pub fn set_limits(texts: &mut PreparedTexts, engine: &EngineClient) {
-    let (context_tokens, vocab_size) = (engine.spec().context_length(), engine.spec().vocab_size());
+    let context_tokens = engine.spec().context_length();
     texts.chat_tokenizer.set_context_tokens(context_tokens);
     texts.chat_tokenizer.set_build(&engine.spec().config.build);
     texts.chat_tokenizer.set_vision(&engine.spec().model.architecture, engine.spec().vision.as_ref());
     texts.info.context_tokens = context_tokens;
-    texts.info.vocab_size = vocab_size;
+    texts.info.vocab_size = engine.spec().vocab_size();
 }
 
 /// Reads the texts of the model, and returns what a connection to its engines needs.

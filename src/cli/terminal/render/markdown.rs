@@ -26,13 +26,10 @@ pub struct Markdown {
 enum MarkdownPlace {
     /// At the start of a line, or behind its `>`.
     Start,
+    /// Within a line of text.
     Text,
     /// Behind an opening fence, which has so many marks.
-    Info {
-        mark: char,
-        count: usize,
-        info: String,
-    },
+    Info { mark: char, count: usize, info: String },
     /// In a line of code.
     Code,
 }

@@ -261,6 +261,18 @@ pub struct SsmSpec<'a, V> {
     pub skip: &'a V,
 }
 
+/// What updates a recurrent state, with its inputs.
+pub enum Recurrence<'a, B: Backend + ?Sized> {
+    /// The convolution of an input.
+    Convolution(ConvSpec<'a, B::Vector>, &'a B::Buffer),
+    /// The gated delta rule: `[qkv, rate, decay]` are [`DeltaShape::conv_width`], `value_heads` and `value_heads` wide, the result is
+    /// `[rows, value_heads * value_dim]`. Queries and keys are normalised first; a sigmoid is applied to the rate.
+    Delta(DeltaSpec<'a, B::Vector>, [&'a B::Buffer; 3]),
+    /// The recurrence of Mamba-2: `[xbc, step]` are [`SsmShape::conv_width`] and `heads` wide, the result is `[rows, heads *
+    /// head_dim]`.
+    Ssm(SsmSpec<'a, B::Vector>, [&'a B::Buffer; 2]),
+}
+
 /// Consecutive rows of a step that belong to one sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RowSpan {
@@ -574,35 +586,11 @@ pub trait Backend: Send + 'static {
         out: &mut SelectedKeys,
     ) -> Result<()>;
 
-    /// Computes `out = convolution(x)`, and updates the states of the sequences.
-    fn convolve(
+    /// Computes a recurrence over the rows into `out`, and updates the states of the sequences.
+    fn recur(
         &self,
         kv: &mut Self::Kv,
-        spec: &ConvSpec<'_, Self::Vector>,
-        x: &Self::Buffer,
-        spans: &[RowSpan],
-        out: &mut Self::Buffer,
-    ) -> Result<()>;
-
-    /// Computes the gated delta rule, and updates the states of the sequences: `[qkv, rate, decay]` are
-    /// [`DeltaShape::conv_width`], `value_heads` and `value_heads` wide, `out` is `[rows, value_heads * value_dim]`.
-    /// Queries and keys are normalised first; a sigmoid is applied to the rate.
-    fn delta_rule(
-        &self,
-        kv: &mut Self::Kv,
-        spec: &DeltaSpec<'_, Self::Vector>,
-        inputs: [&Self::Buffer; 3],
-        spans: &[RowSpan],
-        out: &mut Self::Buffer,
-    ) -> Result<()>;
-
-    /// Computes the recurrence of Mamba-2, and updates the states of the sequences: `[xbc, step]` are
-    /// [`SsmShape::conv_width`] and `heads` wide, `out` is `[rows, heads * head_dim]`.
-    fn ssm_scan(
-        &self,
-        kv: &mut Self::Kv,
-        spec: &SsmSpec<'_, Self::Vector>,
-        inputs: [&Self::Buffer; 2],
+        recurrence: &Recurrence<'_, Self>,
         spans: &[RowSpan],
         out: &mut Self::Buffer,
     ) -> Result<()>;

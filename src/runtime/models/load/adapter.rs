@@ -33,19 +33,8 @@ const MAX_REGEX: usize = 1 << 16;
 const PARAMETERS: [&str; 2] = ["gate_up_proj", "down_proj"];
 
 /// Keys of PEFT's configuration that change what is computed, and are not supported where they are set.
-const REFUSED: [&str; 11] = [
-    "use_dora",
-    "bias",
-    "lora_bias",
-    "modules_to_save",
-    "fan_in_fan_out",
-    "alora_invocation_tokens",
-    "layer_replication",
-    "trainable_token_indices",
-    "use_qalora",
-    "use_bdlora",
-    "arrow_config",
-];
+const REFUSED: &str = "use_dora bias lora_bias modules_to_save fan_in_fan_out alora_invocation_tokens layer_replication \
+                       trainable_token_indices use_qalora use_bdlora arrow_config";
 
 /// An adapter to load with a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -220,7 +209,7 @@ impl PeftConfig {
             Value::Object(members) => !members.is_empty(),
             value => **value != "none",
         };
-        for key in REFUSED {
+        for key in REFUSED.split(' ') {
             if let Some(value) = config.get(key).filter(is_set) {
                 return refused(key, value);
             }

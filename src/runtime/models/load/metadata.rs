@@ -51,11 +51,8 @@ struct TextSpan {
 #[derive(Debug, Clone, PartialEq)]
 enum Array {
     /// `len` scalars of one fixed-size type, from `start`.
-    Scalars {
-        kind: ValueType,
-        start: usize,
-        len: usize,
-    },
+    Scalars { kind: ValueType, start: usize, len: usize },
+    /// Strings, by their places in the file.
     Texts(Vec<TextSpan>),
     /// An array of arrays, checked for damage; no getter reads it.
     Nested,

@@ -8,7 +8,7 @@ pub use crate::backend::{Activation, DeltaShape, KeyBlocks, SsmShape};
 pub use crate::images::TwoWay;
 
 /// A whole decoder.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct DecoderConfig {
     pub architecture: &'static str,
     pub vocab_size: usize,
@@ -173,23 +173,25 @@ impl LayerConfig {
 /// The part of a layer in which tokens see earlier ones.
 #[derive(Debug, Clone, PartialEq)]
 pub enum MixerConfig {
+    /// Attention, with queries, keys and values of their own.
     Attention(AttentionConfig),
+    /// Attention whose keys and values share a compressed row (DeepSeek).
     Latent(LatentConfig),
+    /// A short convolution between two gates (LFM2).
     ShortConv(ShortConvConfig),
+    /// A gated delta net (Qwen 3.5, Kimi).
     DeltaNet(DeltaNetConfig),
+    /// Lightning attention (Ling 3).
     Lightning(LightningConfig),
+    /// A Mamba-2 mixer.
     Ssm(SsmConfig),
     /// Both read the layer's input, and the outputs are added, each multiplied by its factor in `scales` (Falcon-H1).
-    AttentionAndSsm {
-        attention: AttentionConfig,
-        ssm: SsmConfig,
-        scales: [f32; 2],
-    },
+    AttentionAndSsm { attention: AttentionConfig, ssm: SsmConfig, scales: [f32; 2] },
     /// The layer has only a feed-forward part.
     None,
 }
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct AttentionConfig {
     pub num_heads: usize,
     pub num_kv_heads: usize,
@@ -236,9 +238,10 @@ pub enum OutputGate {
 }
 
 /// Source of an attention layer's keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum KvSource {
     /// The layer's own projections.
+    #[default]
     Own,
     /// Own projections, but if the file has no projection for values, the keys before their norm, normalised without
     /// weights (Gemma 4's global layers).
@@ -256,8 +259,9 @@ pub struct AttentionTemperature {
 }
 
 /// Normalisation of q and k, before the rotary embedding unless a variant says otherwise.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum QkNorm {
+    #[default]
     None,
     /// Each head separately, without weights; q is multiplied by this number (Muse Glimmer).
     PerHeadBy(f32),
@@ -544,18 +548,12 @@ impl RopeSections {
 
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
+    /// The frequencies as the base gives them.
     None,
     /// All frequencies divided by `factor`.
-    Linear {
-        factor: f32,
-    },
+    Linear { factor: f32 },
     /// Llama 3.1: low frequencies divided, high kept, a smooth ramp between.
-    Llama3 {
-        factor: f32,
-        low_freq_factor: f32,
-        high_freq_factor: f32,
-        original_context: usize,
-    },
+    Llama3 { factor: f32, low_freq_factor: f32, high_freq_factor: f32, original_context: usize },
     /// YaRN (Peng et al. 2023): interpolate by wavelength, scale the magnitude.
     Yarn {
         factor: f32,
@@ -567,12 +565,7 @@ pub enum RopeScaling {
     },
     /// LongRoPE (phi-3): one divisor per frequency, another set beyond the original context. Empty lists are filled from
     /// GGUF's rope_factors_short.weight and rope_factors_long.weight.
-    LongRope {
-        short: Vec<f32>,
-        long: Vec<f32>,
-        original_context: usize,
-        attention_factor: f32,
-    },
+    LongRope { short: Vec<f32>, long: Vec<f32>, original_context: usize, attention_factor: f32 },
     /// Divisors stored in the file (GGUF's rope_freqs.weight).
     Divisors(Vec<f32>),
 }

@@ -43,12 +43,10 @@ pub struct PanelPlace {
 
 /// The panels of a loaded matrix.
 pub enum LoadedPanels {
+    /// Panels that are in memory.
     Ready(PanelMemory),
     /// Panels that are packed at their first use.
-    Late {
-        len: usize,
-        get: Box<dyn Fn() -> io::Result<PanelMemory> + Send>,
-    },
+    Late { len: usize, get: Box<dyn Fn() -> io::Result<PanelMemory> + Send> },
 }
 
 impl LoadedPanels {

@@ -7,7 +7,7 @@ use crate::backend::Activation;
 use llmctl_base::error::LoadError;
 
 /// A whole tower with its projector.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct TowerConfig {
     /// Width of the rows.
     pub hidden_size: usize,
@@ -63,9 +63,10 @@ pub struct Deepstack {
     pub projector: Vec<ProjectorStep>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NormKind {
     /// `(x - mean) / deviation * weight + bias`.
+    #[default]
     Layer,
     /// `x / root mean square * weight`.
     Rms,
@@ -85,8 +86,9 @@ pub struct NormConfig {
 }
 
 /// The norms of queries and keys before their rotation: RMS norms with a weight.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum TowerQkNorm {
+    #[default]
     None,
     /// Of each head, with one weight for all.
     PerHead,
@@ -134,7 +136,7 @@ pub struct Windows {
 }
 
 /// From a patch's pixels to its row: one matrix `[hidden_size, 3 * size * size]`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct PatchEmbedding {
     /// Pixels of a side.
     pub size: usize,
@@ -154,20 +156,15 @@ pub struct PatchEmbedding {
 }
 
 /// Learned positions, added to the rows of the patches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Positions {
+    #[default]
     None,
     /// A table of `side * side` patches, row by row, brought to the size of the tile.
-    Square {
-        side: usize,
-        resampling: Resampling,
-    },
+    Square { side: usize, resampling: Resampling },
     /// One table for columns and one for rows, of `len` rows each; the two are added. `[2, len, hidden_size]`, or `[len, 2,
     /// hidden_size]` if they are interleaved.
-    Axes {
-        len: usize,
-        interleaved: bool,
-    },
+    Axes { len: usize, interleaved: bool },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -185,35 +182,21 @@ pub enum Resampling {
 /// One step of a projector. Names are full, without `.weight` and `.bias`; biases are those that the file has.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ProjectorStep {
+    /// A norm of each row.
     Norm(NormConfig),
     /// Joins the rows of a block, row by row, to one; `channels_first` has the patches of a channel side by side (an unfolded
     /// picture, and a convolution's matrix).
-    Join {
-        channels_first: bool,
-    },
+    Join { channels_first: bool },
     /// Averages the rows of a block and multiplies by `factor`.
-    Average {
-        factor: f32,
-    },
+    Average { factor: f32 },
     /// `(x - bias) * scale`, by the full names of the vectors.
-    Standardise {
-        bias: String,
-        scale: String,
-    },
+    Standardise { bias: String, scale: String },
     /// A matrix `[out, in]`, `[in, out]` if it is transposed. Further dimensions of the file's count as one.
-    Linear {
-        name: String,
-        out: usize,
-        transposed: bool,
-    },
+    Linear { name: String, out: usize, transposed: bool },
+    /// An activation of each value.
     Activation(Activation),
     /// `down(activation(gate(x)) * up(x))`.
-    Gated {
-        names: [String; 3],
-        inner: usize,
-        out: usize,
-        activation: Activation,
-    },
+    Gated { names: [String; 3], inner: usize, out: usize, activation: Activation },
 }
 
 /// Names of the tower's tensors, behind `prefix`; without `.weight` and `.bias`, which single vectors may lack. Names of a layer

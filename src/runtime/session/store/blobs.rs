@@ -462,7 +462,7 @@ mod tests {
         let place = Place::new();
         drop(place.session("a", b"one"));
         let other = place.store.of_owner("anna");
-        let forked = place.store.fork_to(&name("a"), (&other, &name("b")), None, Some("anna"));
+        let forked = place.store.fork_to(&name("a"), (&other, &name("b")), None);
         drop(forked.expect("forked"));
         place.store.remove(&name("a")).expect("removed");
         assert!(!place.has(b"one"));

@@ -225,11 +225,10 @@ pub struct LogScan<'a> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogEnd {
+    /// The last line is whole.
     Clean,
     /// The last line is incomplete.
-    Torn {
-        num_bytes: usize,
-    },
+    Torn { num_bytes: usize },
     /// The last line lacks only its line feed.
     NoLineFeed,
 }

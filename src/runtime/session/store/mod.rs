@@ -147,6 +147,8 @@ pub struct SessionStore {
     summaries: Arc<Summaries>,
     /// State shared by the stores of all owners below the same root, including the local user's.
     owners: Arc<Owners>,
+    /// Owner of an API key, of whom new sessions are; `None` for the local user.
+    owner: Option<String>,
     /// Keys of sealed sessions; `None` writes plain ones.
     vault: Option<Vault>,
 }
@@ -155,7 +157,7 @@ impl SessionStore {
     pub fn new(root: impl Into<PathBuf>) -> Self {
         let root = root.into();
         let owners = Arc::new(Owners::new(root.clone()));
-        Self { kv: None, summaries: Arc::default(), owners, root, vault: None }
+        Self { kv: None, summaries: Arc::default(), owners, owner: None, root, vault: None }
     }
 
     /// Also removes pages of KV below `root` that only removed sessions used.
@@ -179,21 +181,12 @@ impl SessionStore {
     /// # Errors
     /// [`Error::InvalidParameter`] if the name is in use; [`Error::Store`].
     pub fn create(&self, name: &SessionName, model: &ModelFingerprint) -> Result<SessionWriter> {
-        self.create_for(name, model, None)
+        self.create_saved(name, self.owned(SavedSession::new(model, now_ms())))
     }
 
-    /// Creates a session for the owner of an API key.
-    ///
-    /// # Errors
-    /// Errors of [`Self::create`].
-    pub fn create_for(
-        &self,
-        name: &SessionName,
-        model: &ModelFingerprint,
-        owner: Option<&str>,
-    ) -> Result<SessionWriter> {
-        let saved = SavedSession { owner: owner.map(str::to_owned), ..SavedSession::new(model, now_ms()) };
-        self.create_saved(name, saved)
+    /// Returns a session of the owner of this store.
+    fn owned(&self, saved: SavedSession) -> SavedSession {
+        SavedSession { owner: self.owner.clone(), ..saved }
     }
 
     /// Opens a session for writing. A torn last line is cut off, with a notice.
@@ -236,26 +229,12 @@ impl SessionStore {
     /// # Errors
     /// Errors of [`Self::open`] and [`Self::create`], except that the session exists or does not.
     pub fn open_or_create(&self, name: &SessionName, model: &ModelFingerprint) -> Result<SessionWriter> {
-        self.open_or_create_for(name, model, None)
-    }
-
-    /// Opens a session, or creates it for the owner of an API key. The caller checks the owner of an existing
-    /// one.
-    ///
-    /// # Errors
-    /// Errors of [`Self::open_or_create`].
-    pub fn open_or_create_for(
-        &self,
-        name: &SessionName,
-        model: &ModelFingerprint,
-        owner: Option<&str>,
-    ) -> Result<SessionWriter> {
         let opened = lock::open_or_begin(
             || match self.open(name) {
                 Err(Error::SessionNotFound(_)) => Ok(None),
                 opened => opened.map(Some),
             },
-            || match self.create_for(name, model, owner) {
+            || match self.create(name, model) {
                 Err(Error::InvalidParameter { name: "session", .. }) => Ok(None),
                 created => created.map(Some),
             },
@@ -334,10 +313,8 @@ impl SessionStore {
         from: &SessionName,
         (store, to): (&Self, &SessionName),
         turns: Option<usize>,
-        owner: Option<&str>,
     ) -> Result<SessionWriter> {
-        let forked = self.read(from)?.forked(from, turns)?;
-        store.create_saved(to, SavedSession { owner: owner.map(str::to_owned), ..forked })
+        store.create_saved(to, store.owned(self.read(from)?.forked(from, turns)?))
     }
 
     /// Keeps the lines before the first damaged one, and a copy of the damaged file. Returns `None` if

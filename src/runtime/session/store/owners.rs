@@ -53,7 +53,7 @@ impl SessionStore {
         let mut summaries = self.owners.summaries.lock();
         let summaries = Arc::clone(summaries.entry(owner.to_owned()).or_default());
         let root = self.owners.root.join(FOLDER).join(owner_folder(owner));
-        Self { root, summaries, ..self.clone() }
+        Self { root, summaries, owner: Some(owner.to_owned()), ..self.clone() }
     }
 }
 
@@ -71,7 +71,7 @@ mod tests {
         let owners = ["anna", "Anna", "a.b@c", ".."].map(|owner| (owner, store.of_owner(owner)));
         for (owner, own) in &owners {
             assert!(!own.exists(&name), "{owner}");
-            drop(own.create_for(&name, &model, Some(owner)).expect("created"));
+            drop(own.create(&name, &model).expect("created"));
         }
         assert!(!store.exists(&name) && store.list().expect("a list").is_empty());
         for (owner, own) in &owners {

@@ -16,7 +16,7 @@ use llmctl_base::{SamplerStep, Sampling, SamplingNumbers};
 use llmctl_models::adapters::AdapterUse;
 
 /// Arguments of a generation. The defaults are the reference server's, not those of [`Request`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Generate {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -28,7 +28,9 @@ pub struct Generate {
     pub images: Vec<WorkerImage>,
     /// Generate up to the end of the context if not positive.
     pub max_new_tokens: i64,
-    pub overflow: Overflow,
+    /// `None`, if it is absent, lowers the limit.
+    #[serde(deserialize_with = "given")]
+    pub overflow: Option<Overflow>,
     /// 0 disables it.
     pub top_k: usize,
     /// Refuses unknown fields, too.
@@ -81,6 +83,10 @@ pub struct Generate {
     pub events: bool,
 }
 
+fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Overflow>, D::Error> {
+    Overflow::deserialize(deserializer).map(Some)
+}
+
 fn name_or_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<EngineSessionName>, D::Error> {
     Ok(EngineSessionName::parse(String::deserialize(deserializer)?).ok())
 }
@@ -95,89 +101,39 @@ pub struct PromptSegment {
     pub ids: Option<Vec<u32>>,
 }
 
-impl Default for Generate {
-    fn default() -> Self {
-        Self {
-            prompt: None,
-            prompt_segments: None,
-            images: Vec::new(),
-            max_new_tokens: -1,
-            overflow: Overflow::Clamp,
-            top_k: 0,
-            numbers: SamplingNumbers::default(),
-            logit_bias: BTreeMap::new(),
-            samplers: None,
-            dry_sequence_breakers: None,
-            seed: 0,
-            exact_seed: None,
-            stop: Vec::new(),
-            session_id: None,
-            ignore_eos: false,
-            render_special: false,
-            markup: Vec::new(),
-            logprobs: None,
-            prompt_logprobs: None,
-            prompt_only: false,
-            stop_ids: Vec::new(),
-            grammar: None,
-            reasoning: None,
-            prediction: Vec::new(),
-            deadline_ms: None,
-            loop_guard: LoopGuard::default(),
-            adapters: None,
-            events: false,
-        }
-    }
-}
-
 /// Encodes a request with all events, its images by their hashes alone. For a request that [`Request::validate`] accepts,
 /// [`Generate::into_request`] restores it unchanged.
 impl From<&Request> for Generate {
     fn from(request: &Request) -> Self {
-        let Request {
-            prompt,
-            sampling,
-            limits,
-            logprobs,
-            prompt_logprobs,
-            render_special,
-            markup,
-            grammar,
-            reasoning,
-            prediction,
-            session,
-            images,
-            adapters,
-        } = request;
+        let Request { sampling, limits, .. } = request;
         Self {
-            prompt: None,
-            prompt_segments: Some(vec![PromptSegment { text: None, ids: Some(prompt.clone()) }]),
-            images: images.iter().map(WorkerImage::of).collect(),
+            prompt_segments: Some(vec![PromptSegment { text: None, ids: Some(request.prompt.clone()) }]),
+            images: request.images.iter().map(WorkerImage::of).collect(),
             max_new_tokens: limits.max_tokens.map_or(-1, |tokens| i64::try_from(tokens).unwrap_or(i64::MAX)),
-            overflow: limits.overflow,
+            overflow: Some(limits.overflow),
             top_k: sampling.top_k.unwrap_or(0),
             numbers: SamplingNumbers::of(sampling),
             logit_bias: sampling.logit_bias.clone(),
             samplers: sampling.samplers.clone(),
             dry_sequence_breakers: sampling.dry_sequence_breakers.clone(),
-            seed: 0,
             exact_seed: sampling.seed,
             stop: limits.stop.clone(),
-            session_id: session.clone(),
+            session_id: request.session.clone(),
             ignore_eos: limits.ignore_eos,
-            render_special: *render_special,
-            markup: markup.to_vec(),
-            logprobs: *logprobs,
-            prompt_logprobs: *prompt_logprobs,
+            render_special: request.render_special,
+            markup: request.markup.to_vec(),
+            logprobs: request.logprobs,
+            prompt_logprobs: request.prompt_logprobs,
             prompt_only: limits.max_tokens == Some(0),
             stop_ids: limits.stop_ids.clone(),
-            grammar: grammar.as_ref().map(|grammar| grammar.source().clone()),
-            reasoning: reasoning.clone(),
-            prediction: prediction.clone(),
+            grammar: request.grammar.as_ref().map(|grammar| grammar.source().clone()),
+            reasoning: request.reasoning.clone(),
+            prediction: request.prediction.clone(),
             deadline_ms: limits.deadline.map(ms),
             loop_guard: limits.loop_guard,
-            adapters: adapters.clone(),
+            adapters: request.adapters.clone(),
             events: true,
+            ..Self::default()
         }
     }
 }
@@ -229,7 +185,7 @@ impl Generate {
                     true => Some(0),
                     false => usize::try_from(self.max_new_tokens).ok().filter(|&tokens| tokens > 0),
                 },
-                overflow: self.overflow,
+                overflow: self.overflow.unwrap_or(Overflow::Clamp),
                 stop: self.stop,
                 stop_ids: self.stop_ids,
                 ignore_eos: self.ignore_eos,

@@ -148,24 +148,22 @@ pub struct Reply {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 pub enum ReplyBody {
+    /// New text of a generation.
     Token(TextLine),
+    /// The end of a generation.
     Done(Box<DoneLine>),
+    /// The end of a call that failed.
     Error(ErrorLine),
-    Queued {
-        queued: usize,
-    },
-    Started {
-        started: Started,
-    },
-    Progress {
-        progress: PrefillProgress,
-    },
-    Encoding {
-        encoding: PrefillProgress,
-    },
-    Prompt {
-        prompt_logprobs: Vec<Logprob>,
-    },
+    /// Place of a generation in the queue; 1 is next.
+    Queued { queued: usize },
+    /// A generation leaves the queue.
+    Started { started: Started },
+    /// Prompt tokens that are computed.
+    Progress { progress: PrefillProgress },
+    /// Work on the images of a prompt.
+    Encoding { encoding: PrefillProgress },
+    /// Log-probabilities of the next tokens of a prompt.
+    Prompt { prompt_logprobs: Vec<Logprob> },
     /// Here and below, `existed` tells whether the session existed. It is omitted for calls without an id.
     Opened {
         opened: Yes,
@@ -173,53 +171,41 @@ pub enum ReplyBody {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         existed: Option<bool>,
     },
+    /// A session is closed.
     Closed {
         closed: Yes,
         session_id: EngineSessionName,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         existed: Option<bool>,
     },
+    /// A session has no tokens any more.
     Reset {
         reset: Yes,
         session_id: EngineSessionName,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         existed: Option<bool>,
     },
-    Forked {
-        forked: Yes,
-        session_id: EngineSessionName,
-        to: EngineSessionName,
-    },
-    Restored {
-        restored: Yes,
-        session_id: EngineSessionName,
-    },
-    Stored {
-        stored: Yes,
-        sha256: String,
-    },
-    Session {
-        session: SessionDetail,
-    },
-    Sessions {
-        sessions: Vec<SessionInfo>,
-    },
-    Cancelled {
-        cancelled: usize,
-    },
-    Pong {
-        pong: Yes,
-        load: EngineLoad,
-    },
-    Notices {
-        notices: Vec<String>,
-    },
-    Flushed {
-        flushed: bool,
-    },
-    Bye {
-        bye: Yes,
-    },
+    /// A session has a copy.
+    Forked { forked: Yes, session_id: EngineSessionName, to: EngineSessionName },
+    /// A session has these tokens.
+    Restored { restored: Yes, session_id: EngineSessionName },
+    /// A file of an image is kept, under its hash.
+    Stored { stored: Yes, sha256: String },
+    /// Description of a session, with its tokens.
+    Session { session: SessionDetail },
+    /// Descriptions of all sessions.
+    Sessions { sessions: Vec<SessionInfo> },
+    /// Number of generations that were cancelled.
+    Cancelled { cancelled: usize },
+    /// Answer to a ping.
+    Pong { pong: Yes, load: EngineLoad },
+    /// Notices since the last call.
+    Notices { notices: Vec<String> },
+    /// True if all KV is saved.
+    Flushed { flushed: bool },
+    /// The last line of a worker.
+    Bye { bye: Yes },
+    /// The first line of a worker.
     Ready(Box<Ready>),
 }
 

@@ -24,7 +24,8 @@ use candle_core::{Device, Tensor};
 
 use super::{
     Activation, AttentionSpec, Backend, ConvSpec, DeltaShape, DeltaSpec, IndexerSpec, KvLayout, KvShape,
-    KvType, LowRankChange, PageId, Product, Reach, RowSpan, SelectedKeys, SsmShape, SsmSpec, TextHeads,
+    KvType, LowRankChange, PageId, Product, Reach, Recurrence, RowSpan, SelectedKeys, SsmShape, SsmSpec,
+    TextHeads,
 };
 use crate::tensor::{HostTensor, SharedBytes};
 use llmctl_base::error::{Error, LoadError, Result};
@@ -339,39 +340,14 @@ impl Backend for Candle {
         inputs.and_then(|inputs| latent::select_keys(kv, *spec, inputs, spans, out)).map_err(backend_error)
     }
 
-    fn convolve(
+    fn recur(
         &self,
         kv: &mut CandleKv,
-        spec: &ConvSpec<'_, Tensor>,
-        x: &CandleBuffer,
+        recurrence: &Recurrence<'_, Self>,
         spans: &[RowSpan],
         out: &mut CandleBuffer,
     ) -> Result<()> {
-        out.fill(x.get().and_then(|x| recurrent::convolve(kv, spec, x, spans)))
-    }
-
-    fn delta_rule(
-        &self,
-        kv: &mut CandleKv,
-        spec: &DeltaSpec<'_, Tensor>,
-        [qkv, rate, decay]: [&CandleBuffer; 3],
-        spans: &[RowSpan],
-        out: &mut CandleBuffer,
-    ) -> Result<()> {
-        let inputs = qkv.get().and_then(|qkv| Ok([qkv, rate.get()?, decay.get()?]));
-        out.fill(inputs.and_then(|inputs| recurrent::delta_rule(kv, spec, inputs, spans)))
-    }
-
-    fn ssm_scan(
-        &self,
-        kv: &mut CandleKv,
-        spec: &SsmSpec<'_, Tensor>,
-        [xbc, step]: [&CandleBuffer; 2],
-        spans: &[RowSpan],
-        out: &mut CandleBuffer,
-    ) -> Result<()> {
-        let inputs = xbc.get().and_then(|xbc| Ok([xbc, step.get()?]));
-        out.fill(inputs.and_then(|inputs| recurrent::ssm_scan(kv, spec, inputs, spans)))
+        out.fill(recurrent::recur(kv, recurrence, spans))
     }
 
     fn gated(&self, activation: Activation, gate: &mut CandleBuffer, up: &CandleBuffer) -> Result<()> {

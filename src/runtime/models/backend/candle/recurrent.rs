@@ -8,7 +8,9 @@ use candle_nn::ops::{sigmoid, silu};
 
 use super::heads::{Drafted, DraftedInputs, HeadRows};
 use super::kv::CandleKv;
-use super::{Activation, ConvSpec, DeltaShape, DeltaSpec, PageId, RowSpan, SsmShape, SsmSpec, ops};
+use super::{
+    Activation, Candle, ConvSpec, DeltaShape, DeltaSpec, PageId, Recurrence, RowSpan, SsmShape, SsmSpec, ops,
+};
 
 /// Sequences of a step that are computed together: equally many rows, of which equally many are drafted.
 struct StateGroup<'a> {
@@ -47,13 +49,19 @@ impl<'a> StateGroup<'a> {
     }
 }
 
+/// Computes [`super::Backend::recur`].
+pub fn recur(kv: &mut CandleKv, recurrence: &Recurrence<'_, Candle>, spans: &[RowSpan]) -> Result<Tensor> {
+    match recurrence {
+        Recurrence::Convolution(spec, x) => convolve(kv, spec, x.get()?, spans),
+        Recurrence::Delta(spec, [qkv, rate, decay]) => {
+            delta_rule(kv, spec, [qkv.get()?, rate.get()?, decay.get()?], spans)
+        }
+        Recurrence::Ssm(spec, [xbc, step]) => ssm_scan(kv, spec, [xbc.get()?, step.get()?], spans),
+    }
+}
+
 /// Computes a causal convolution over each channel.
-pub fn convolve(
-    kv: &mut CandleKv,
-    spec: &ConvSpec<'_, Tensor>,
-    x: &Tensor,
-    spans: &[RowSpan],
-) -> Result<Tensor> {
+fn convolve(kv: &mut CandleKv, spec: &ConvSpec<'_, Tensor>, x: &Tensor, spans: &[RowSpan]) -> Result<Tensor> {
     kv.drafted_mut(spec.store).clear();
     let mut parts = Vec::new();
     for group in StateGroup::of_step(spans) {
@@ -76,7 +84,7 @@ pub fn convolve(
 }
 
 /// Computes the gated delta rule.
-pub fn delta_rule(
+fn delta_rule(
     kv: &mut CandleKv,
     spec: &DeltaSpec<'_, Tensor>,
     [qkv, rate, decay]: [&Tensor; 3],
@@ -113,7 +121,7 @@ pub fn delta_rule(
 }
 
 /// Computes the recurrence of Mamba-2.
-pub fn ssm_scan(
+fn ssm_scan(
     kv: &mut CandleKv,
     spec: &SsmSpec<'_, Tensor>,
     [xbc, step]: [&Tensor; 2],

@@ -33,8 +33,8 @@ use low_rank::LowRankScratch;
 pub use whole::WholeSpan;
 
 use super::{
-    Activation, AttentionSpec, Backend, ConvSpec, DeltaSpec, GatedNetwork, IndexerSpec, KvLayout, KvShape,
-    KvType, PageId, Product, RowSpan, SelectedKeys, SsmSpec, StoreShape, TextHeads, WeightedRows,
+    Activation, AttentionSpec, Backend, GatedNetwork, IndexerSpec, KvLayout, KvShape, KvType, PageId,
+    Product, Recurrence, RowSpan, SelectedKeys, StoreShape, TextHeads, WeightedRows,
     add_feed_forward_in_steps, feed_forward_in_steps,
 };
 use crate::panels::{LoadedPanels, PanelStore};
@@ -786,40 +786,18 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn convolve(
+    fn recur(
         &self,
         kv: &mut CpuKv,
-        spec: &ConvSpec<'_, Vec<f32>>,
-        x: &CpuBuffer,
+        recurrence: &Recurrence<'_, Self>,
         spans: &[RowSpan],
         out: &mut CpuBuffer,
     ) -> Result<()> {
-        out.resize(x.num_rows(), x.width());
-        self.convolve_rows(kv, spec, x, spans, out)
-    }
-
-    fn delta_rule(
-        &self,
-        kv: &mut CpuKv,
-        spec: &DeltaSpec<'_, Vec<f32>>,
-        inputs: [&CpuBuffer; 3],
-        spans: &[RowSpan],
-        out: &mut CpuBuffer,
-    ) -> Result<()> {
-        out.resize(inputs[0].num_rows(), spec.shape.value_heads * spec.shape.value_dim);
-        self.delta_rows(kv, spec, inputs, spans, out)
-    }
-
-    fn ssm_scan(
-        &self,
-        kv: &mut CpuKv,
-        spec: &SsmSpec<'_, Vec<f32>>,
-        inputs: [&CpuBuffer; 2],
-        spans: &[RowSpan],
-        out: &mut CpuBuffer,
-    ) -> Result<()> {
-        out.resize(inputs[0].num_rows(), spec.shape.inner());
-        self.ssm_rows(kv, spec, inputs, spans, out)
+        match recurrence {
+            Recurrence::Convolution(spec, x) => self.convolve(kv, spec, x, spans, out),
+            Recurrence::Delta(spec, inputs) => self.apply_delta_rule(kv, spec, *inputs, spans, out),
+            Recurrence::Ssm(spec, inputs) => self.scan(kv, spec, *inputs, spans, out),
+        }
     }
 
     fn gated(&self, activation: Activation, gate: &mut CpuBuffer, up: &CpuBuffer) -> Result<()> {

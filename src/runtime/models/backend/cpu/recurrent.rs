@@ -15,7 +15,7 @@ use llmctl_kernel::{Isa, conv, delta, dot, ssm};
 
 impl Cpu {
     /// Computes a causal convolution over each channel.
-    pub(super) fn convolve_rows(
+    pub(super) fn convolve(
         &self,
         kv: &mut CpuKv,
         spec: &ConvSpec<'_, Vec<f32>>,
@@ -24,6 +24,7 @@ impl Cpu {
         out: &mut CpuBuffer,
     ) -> Result<()> {
         let width = x.width();
+        out.resize(x.num_rows(), width);
         let scratch = &mut *self.scratch.borrow_mut();
         kv.drafted_mut(spec.store).begin(StateUpdate::Shift { width });
         for span in spans {
@@ -50,7 +51,7 @@ impl Cpu {
     }
 
     /// Computes the gated delta rule, with a task for each head of each span.
-    pub(super) fn delta_rows(
+    pub(super) fn apply_delta_rule(
         &self,
         kv: &mut CpuKv,
         spec: &DeltaSpec<'_, Vec<f32>>,
@@ -59,6 +60,7 @@ impl Cpu {
         out: &mut CpuBuffer,
     ) -> Result<()> {
         let DeltaShape { value_heads, key_dim, value_dim, .. } = spec.shape;
+        out.resize(qkv.num_rows(), value_heads * value_dim);
         let heads = Heads { count: value_heads, state_len: key_dim * value_dim, dim: value_dim };
         let decays = spec.num_decays();
         kv.drafted_mut(spec.store).begin(StateUpdate::Delta { key_dim, value_dim, decays });
@@ -72,7 +74,7 @@ impl Cpu {
     }
 
     /// Computes the recurrence of Mamba-2, with a task for each head of each span.
-    pub(super) fn ssm_rows(
+    pub(super) fn scan(
         &self,
         kv: &mut CpuKv,
         spec: &SsmSpec<'_, Vec<f32>>,
@@ -81,6 +83,7 @@ impl Cpu {
         out: &mut CpuBuffer,
     ) -> Result<()> {
         let SsmShape { heads, head_dim, state_dim, .. } = spec.shape;
+        out.resize(xbc.num_rows(), spec.shape.inner());
         let heads = Heads { count: heads, state_len: state_dim * head_dim, dim: head_dim };
         kv.drafted_mut(spec.store).begin(StateUpdate::Ssm { head_dim, state_dim });
         for span in spans {

@@ -31,14 +31,15 @@ pub struct IoQueue {
 /// The next action of the I/O thread.
 #[derive(Debug)]
 pub enum IoJob {
+    /// Read a page.
     Read(ReadJob),
+    /// Write a page.
     Write(Arc<WriteJob>),
-    Touch {
-        key: DiskPageKey,
-        page_use: PageUse,
-    },
+    /// Record that a page was used.
+    Touch { key: DiskPageKey, page_use: PageUse },
     /// Remove leftovers and pages over the limit, because nothing else is queued.
     Tidy,
+    /// End the thread.
     Stop,
 }
 

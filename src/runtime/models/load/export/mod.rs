@@ -73,25 +73,17 @@ struct PlannedTensor {
 /// Source of a tensor's values; names are those of the source.
 #[derive(Debug, Clone)]
 enum TensorOrigin {
+    /// A tensor of the file as it is.
     Whole(String),
     /// A norm with a number added to each weight.
-    Offset {
-        name: String,
-        offset: f32,
-    },
+    Offset { name: String, offset: f32 },
     /// A projection whose rotary pairs are put side by side.
-    Interleaved {
-        name: String,
-        head_dim: usize,
-    },
+    Interleaved { name: String, head_dim: usize },
     /// These rows of each matrix of a stack.
-    Rows {
-        name: String,
-        start: usize,
-        end: usize,
-    },
+    Rows { name: String, start: usize, end: usize },
     /// Matrices to be stacked.
     Stack(Vec<String>),
+    /// Numbers that the file does not have.
     Values(Vec<f32>),
 }
 

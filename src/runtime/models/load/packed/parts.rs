@@ -35,32 +35,19 @@ pub(super) struct MatrixParts<'a> {
 /// The form of a packed matrix, with the parts and numbers that only this form has.
 pub(super) enum PartsForm<'a> {
     /// Blocks of scales begin anew in each of so many parts of the rows.
-    Fp8 {
-        block: Option<[usize; 2]>,
-        parts: usize,
-    },
-    Nvfp4 {
-        global: RawTensor<'a>,
-    },
+    Fp8 { block: Option<[usize; 2]>, parts: usize },
+    /// NVFP4, with a factor of the whole matrix.
+    Nvfp4 { global: RawTensor<'a> },
+    /// A signed byte for each value.
     Bytes,
-    Packed {
-        order: Option<RawTensor<'a>>,
-        shape: RawTensor<'a>,
-        bits: u32,
-    },
-    Awq {
-        group: usize,
-    },
-    Gptq {
-        order: Option<RawTensor<'a>>,
-        bits: u32,
-        zero_offset: i16,
-    },
-    Mlx {
-        mins: RawTensor<'a>,
-        group: usize,
-        bits: u32,
-    },
+    /// compressed-tensors: numbers of few bits side by side in words.
+    Packed { order: Option<RawTensor<'a>>, shape: RawTensor<'a>, bits: u32 },
+    /// AWQ: eight numbers of four bits in a word, in an order of their own.
+    Awq { group: usize },
+    /// GPTQ: numbers of few bits down the columns.
+    Gptq { order: Option<RawTensor<'a>>, bits: u32, zero_offset: i16 },
+    /// MLX: numbers of few bits with a minimum for each group.
+    Mlx { mins: RawTensor<'a>, group: usize, bits: u32 },
 }
 
 /// The sizes of a packed matrix, which its parts agree on. None is 0, and `rows * cols` does not overflow.

@@ -206,39 +206,22 @@ impl VisionSource<'_> {
         };
         Ok(TowerConfig {
             hidden_size,
-            num_layers: 0,
             num_heads: 1,
             num_kv_heads: 1,
             head_dim: hidden_size,
             intermediate_size: hidden_size,
-            activation: Activation::None,
-            is_gated: false,
-            norm: NormKind::Layer,
             norm_eps: self.vision.number(eps_key)?.unwrap_or(class.eps),
-            post_norms: false,
-            layer_scales: false,
-            qk_norm: TowerQkNorm::None,
-            value_norm: false,
             score_scale: 1.0,
-            rope: None,
-            windows: None,
-            clamps: false,
             patches: PatchEmbedding {
                 size: self.count(&["patch_size"], "vision.patch_size", class.patch)?,
                 frames: 1,
-                channels_last: false,
                 scale: [1.0, 0.0],
-                pixel_norm: None,
-                norm: None,
-                position_norm: None,
+                ..PatchEmbedding::default()
             },
-            positions: Positions::None,
-            class_row: false,
             merge: 1,
-            projector: Vec::new(),
-            deepstack: Vec::new(),
             output_size: self.decoder.config.hidden_size,
             names,
+            ..TowerConfig::default()
         })
     }
 

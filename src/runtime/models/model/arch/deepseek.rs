@@ -241,20 +241,11 @@ fn gguf_is_sigmoid(reader: &ConfigReader) -> LoadResult<bool> {
     const GLM_VOCAB: usize = 154_880;
     match reader.count(KEY)? {
         None | Some(0) => {
-            const SIGMOID: [&str; 10] = [
-                "glm4moe",
-                "nemotron_h_moe",
-                "afmoe",
-                "hy_v3",
-                "laguna",
-                "step35",
-                "kimi-linear",
-                "deepseek32",
-                "glm-dsa",
-                "mimo2",
-            ];
+            const SIGMOID: &str =
+                "glm4moe nemotron_h_moe afmoe hy_v3 laguna step35 kimi-linear deepseek32 glm-dsa mimo2";
             let name = reader.architecture()?;
-            Ok(reader.count("vocab_size")? == Some(GLM_VOCAB) || SIGMOID.contains(&&*name))
+            let is_sigmoid = SIGMOID.split(' ').any(|known| known == name);
+            Ok(reader.count("vocab_size")? == Some(GLM_VOCAB) || is_sigmoid)
         }
         Some(1) => Ok(false),
         Some(2) => Ok(true),

@@ -6,8 +6,8 @@ use super::Description;
 use super::config_reader::ConfigReader;
 use super::rope::{partial_factor, rope};
 use crate::model::config::{
-    Activation, AttentionConfig, DecoderConfig, FeedForwardConfig, KvSource, LayerConfig, MixerConfig,
-    MlpConfig, Naming, NormNames, PartNames, QkNorm, SELF_ATTENTION, TwoWay,
+    Activation, AttentionConfig, DecoderConfig, FeedForwardConfig, LayerConfig, MixerConfig, MlpConfig,
+    Naming, NormNames, PartNames, QkNorm, SELF_ATTENTION,
 };
 use llmctl_base::error::LoadResult;
 
@@ -100,17 +100,11 @@ pub fn decoder(
         hidden_size,
         context_length: context_length(reader, defaults)?,
         embedding_scale: 1.0,
-        embedding_norm: None,
-        centers_norms: false,
         final_norm_eps: layer.norm_eps,
         layers: vec![layer; num_layers],
         ropes: vec![rope(reader, "full_attention", rotated, defaults.rope_theta)?],
         logit_scale: 1.0,
-        final_softcap: None,
-        per_layer_inputs: None,
-        altup: None,
-        hyper: None,
-        two_way: TwoWay::Never,
+        ..DecoderConfig::default()
     };
     Ok(Description { config, naming: naming(reader, defaults)?, prediction: None })
 }
@@ -195,18 +189,9 @@ fn attention(
         num_kv_heads,
         head_dim,
         scale: 1.0 / (head_dim as f32).sqrt(),
-        window: None,
-        softcap: None,
         rope: Some(0),
-        qk_norm: QkNorm::None,
-        temperature: None,
-        kv: KvSource::Own,
-        value_norm: false,
-        has_sinks: false,
-        narrow_values: None,
         value_scale: 1.0,
-        output_gate: None,
-        indexer: None,
+        ..AttentionConfig::default()
     })
 }
 

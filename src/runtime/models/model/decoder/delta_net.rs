@@ -8,7 +8,7 @@
 use super::StoreIndex;
 use super::buffers::{LayerBuffers, LayerContext, Mixer, Projection};
 use super::load::Loader;
-use crate::backend::{Activation, Backend, ConvSpec, DeltaShape, DeltaSpec};
+use crate::backend::{Activation, Backend, ConvSpec, DeltaShape, DeltaSpec, Recurrence};
 use crate::model::config::{DeltaNetConfig, Names};
 use crate::model::weights::Linear;
 use llmctl_base::error::{LoadResult, Result};
@@ -47,7 +47,7 @@ impl<B: Backend> DeltaHeads<B> {
         let LayerBuffers { q: qkv, k: rate, v: decay, mixed, gate, up, .. } = &mut **work;
         let spans = &step.spans[self.store.group];
         let conv = ConvSpec { store: self.store.index, kernel: &self.kernel, bias: None, silu: true };
-        backend.convolve(kv, &conv, qkv, spans, mixed)?;
+        backend.recur(kv, &Recurrence::Convolution(conv, qkv), spans, mixed)?;
         let spec = DeltaSpec {
             store: self.store.index + 1,
             shape: self.shape,
@@ -55,7 +55,7 @@ impl<B: Backend> DeltaHeads<B> {
             decay_bound: self.decay_bound,
             decay_bias: &self.decay_bias,
         };
-        backend.delta_rule(kv, &spec, [mixed, rate, decay], spans, up)?;
+        backend.recur(kv, &Recurrence::Delta(spec, [mixed, rate, decay]), spans, up)?;
         backend.rms_norm(up, &self.norm, self.eps, mixed)?;
         backend.gated(self.activation, gate, mixed)?;
         self.output.apply(backend, gate, out)

@@ -10,7 +10,7 @@
 use super::StoreIndex;
 use super::buffers::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
-use crate::backend::{Backend, ConvSpec, IndexerSpec};
+use crate::backend::{Backend, ConvSpec, IndexerSpec, Recurrence};
 use crate::model::config::{AttentionConfig, IndexerConfig, LatentConfig, Names};
 use crate::model::weights::{Linear, deinterleaved};
 use llmctl_base::error::{LoadResult, Result};
@@ -153,7 +153,8 @@ impl<B: Backend> Indexer<B> {
                 self.key.apply(backend, input, gate)?;
                 if let Some(Means { store, kernel }) = means {
                     let spec = ConvSpec { store: store.index, kernel, bias: None, silu: false };
-                    backend.convolve(kv, &spec, gate, &step.spans[store.group], returned)?;
+                    let means = Recurrence::Convolution(spec, gate);
+                    backend.recur(kv, &means, &step.spans[store.group], returned)?;
                     std::mem::swap(gate, returned);
                 }
                 backend.rms_norm(gate, norm, *eps, returned)?;

@@ -5,7 +5,7 @@
 use super::StoreIndex;
 use super::buffers::{LayerBuffers, LayerContext, Mixer, Projection};
 use super::load::Loader;
-use crate::backend::{Activation, Backend, SsmSpec};
+use crate::backend::{Activation, Backend, Recurrence, SsmSpec};
 use crate::model::config::LightningConfig;
 use llmctl_base::error::{LoadResult, Result};
 
@@ -74,7 +74,7 @@ impl<B: Backend> Mixer<B> for Lightning<B> {
             step_limits: [1.0; 2],
             skip: &self.skip,
         };
-        backend.ssm_scan(kv, &spec, [up, gate], &step.spans[self.store.group], v)?;
+        backend.recur(kv, &Recurrence::Ssm(spec, [up, gate]), &step.spans[self.store.group], v)?;
         backend.rms_norm_groups(v, &self.norm, self.config.norm_groups, self.eps, mixed)?;
         backend.gated(Activation::Sigmoid, gate, mixed)?;
         self.output.apply(backend, gate, out)

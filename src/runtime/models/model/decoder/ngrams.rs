@@ -16,7 +16,7 @@ use super::StoreIndex;
 use super::buffers::{LayerBuffers, LayerContext, Projection};
 use super::load::Loader;
 use super::stream::{HyperBuffers, Stream};
-use crate::backend::{Backend, ConvSpec};
+use crate::backend::{Backend, ConvSpec, Recurrence};
 use crate::model::config::{Names, NgramConfig};
 use crate::tensor::HostTensor;
 use llmctl_base::error::{LoadError, LoadResult, Result};
@@ -103,7 +103,7 @@ impl<B: Backend> Ngrams<B> {
         backend.scale_heads(wide, scores)?;
         backend.rms_norm_groups(wide, &self.norms[2], self.num_streams, self.eps, mixed)?;
         let spec = ConvSpec { store: self.conv.index, kernel: &self.kernel, bias: None, silu: true };
-        backend.convolve(kv, &spec, mixed, &step.spans[self.conv.group], up)?;
+        backend.recur(kv, &Recurrence::Convolution(spec, mixed), &step.spans[self.conv.group], up)?;
         backend.add_scaled(wide, up, 1.0)?;
         backend.add_scaled(residual, wide, 1.0)
     }
@@ -121,7 +121,7 @@ impl<B: Backend> Ngrams<B> {
         values.extend(step.tokens.iter().flat_map(|token| std::iter::repeat_n((token + 1) as f32, before)));
         backend.write(values, before, q)?;
         let spec = ConvSpec { store: self.tokens.index, kernel: &self.moves, bias: None, silu: false };
-        backend.convolve(kv, &spec, q, &step.spans[self.tokens.group], k)?;
+        backend.recur(kv, &Recurrence::Convolution(spec, q), &step.spans[self.tokens.group], k)?;
         backend.read(k, others)?;
         rows.clear();
         for (token, before) in step.tokens.iter().zip(others.chunks_exact(before)) {

@@ -4,7 +4,7 @@
 use super::StoreIndex;
 use super::buffers::{LayerBuffers, LayerContext, Mixer, Projection};
 use super::load::Loader;
-use crate::backend::{Activation, Backend, ConvSpec};
+use crate::backend::{Activation, Backend, ConvSpec, Recurrence};
 use crate::model::config::ShortConvConfig;
 use llmctl_base::error::{LoadResult, Result};
 
@@ -41,7 +41,7 @@ impl<B: Backend> Mixer<B> for ShortConv<B> {
         backend.matmul_each(input, &mut [to_b.onto(b), to_c.onto(c), to_x.onto(x)])?;
         backend.gated(Activation::None, b, x)?;
         let spec = ConvSpec { store: self.store.index, kernel: &self.kernel, bias: None, silu: false };
-        backend.convolve(kv, &spec, b, &step.spans[self.store.group], mixed)?;
+        backend.recur(kv, &Recurrence::Convolution(spec, b), &step.spans[self.store.group], mixed)?;
         backend.gated(Activation::None, c, mixed)?;
         self.output.apply(backend, c, out)
     }

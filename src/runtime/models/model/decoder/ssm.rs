@@ -6,7 +6,7 @@
 use super::StoreIndex;
 use super::buffers::{LayerBuffers, LayerContext, Mixer, Projection};
 use super::load::Loader;
-use crate::backend::{Activation, Backend, ConvSpec, SsmSpec};
+use crate::backend::{Activation, Backend, ConvSpec, Recurrence, SsmSpec};
 use crate::model::config::{SsmConfig, SsmFactors, SsmNorm};
 use llmctl_base::error::{LoadResult, Result};
 
@@ -90,7 +90,7 @@ impl<B: Backend> Mixer<B> for Ssm<B> {
             silu: true,
         };
         let spans = &rows.spans[self.conv_store.group];
-        backend.convolve(kv, &conv, xbc, spans, mixed)?;
+        backend.recur(kv, &Recurrence::Convolution(conv, xbc), spans, mixed)?;
         let spec = SsmSpec {
             store: self.state_store.index,
             shape,
@@ -99,7 +99,7 @@ impl<B: Backend> Mixer<B> for Ssm<B> {
             step_limits: self.config.step_limits,
             skip: &self.skip,
         };
-        backend.ssm_scan(kv, &spec, [mixed, step], spans, up)?;
+        backend.recur(kv, &Recurrence::Ssm(spec, [mixed, step]), spans, up)?;
         let is_before = self.config.norm == SsmNorm::BeforeGate;
         let norm = |x: &B::Buffer, out: &mut B::Buffer| match &self.norm {
             Some(norm) => backend.rms_norm_groups(x, norm, shape.groups, self.eps, out).map(|()| true),

@@ -23,18 +23,13 @@ const UNCERTAIN_BYTES: usize = 64;
 /// Positions at which texts of one tokenizer may be cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Cuts {
+    /// A text is one part, however long.
     Nowhere,
     /// Between words. `composes`: not before a character that may combine with the one before it. `looks_far`: not at a run
     /// of digits or white space whose end is not in the window.
-    BetweenWords {
-        composes: bool,
-        looks_far: bool,
-        margin: Margin,
-    },
+    BetweenWords { composes: bool, looks_far: bool, margin: Margin },
     /// Between characters that are adjacent in no token, for tokenizers without words.
-    BetweenStrangers {
-        margin: Margin,
-    },
+    BetweenStrangers { margin: Margin },
 }
 
 /// Distance from the end of a window within which it is uncertain.

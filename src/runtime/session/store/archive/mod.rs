@@ -44,7 +44,7 @@ const SEAL_NAME: &[u8; 24] = b"\x50\x2a\x4d\x18\x30\x00\x00\x00llmctl archive 1"
 const SEAL_BYTES: u64 = 24 + 32;
 
 /// What is in an archive.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArchiveManifest {
     schema: String,
     /// Version of llmctl that wrote the file.
@@ -151,16 +151,16 @@ impl TryFrom<String> for PartName {
 
 /// What a part holds, checked.
 enum PartContent {
+    /// A session or one of its branches.
     Session,
+    /// A prompt that was computed ahead.
     Prompt,
+    /// The file of an image.
     Image(ImageHash),
+    /// The rows of an image.
     Rows(ImageKey),
     /// A page of a model; its depth is that in the conversation.
-    Page {
-        model: usize,
-        label: PageLabel,
-        payload: std::ops::Range<usize>,
-    },
+    Page { model: usize, label: PageLabel, payload: std::ops::Range<usize> },
 }
 
 fn refusal(path: &Path, message: impl fmt::Display) -> Error {

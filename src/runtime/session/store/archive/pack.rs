@@ -26,7 +26,7 @@ use llmctl_models::tensor::SharedBytes;
 const LEVEL: i32 = 1;
 
 /// All that an archive will have. Pages are mapped, so they stay as they were found even if they are removed meanwhile.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Package {
     manifest: ArchiveManifest,
     parts: Vec<SharedBytes>,
@@ -156,20 +156,9 @@ impl Package {
             schema: SCHEMA.to_owned(),
             llmctl: env!("CARGO_PKG_VERSION").to_owned(),
             created_ms: now_ms(),
-            sessions: Vec::new(),
-            prompts: Vec::new(),
-            models: Vec::new(),
-            parts: Vec::new(),
+            ..ArchiveManifest::default()
         };
-        Self {
-            manifest,
-            parts: Vec::new(),
-            num_tokens,
-            num_pages: 0,
-            page_bytes: 0,
-            num_images: 0,
-            notices: Vec::new(),
-        }
+        Self { manifest, num_tokens, ..Self::default() }
     }
 
     pub fn manifest(&self) -> &ArchiveManifest {

@@ -40,8 +40,6 @@ pub struct Archive {
 pub struct Import<'a> {
     /// Name of the session; `None` for the one that it had.
     pub name: Option<&'a SessionName>,
-    /// Owner of an API key; `None` for the local user.
-    pub owner: Option<&'a str>,
     /// Limit of all KV on disk, in bytes.
     pub kv_limit: u64,
 }
@@ -215,7 +213,7 @@ impl SessionStore {
         })?;
         let pages = pages.finish();
         let mut created = Vec::new();
-        let branches = self.create_imported(contents.sessions, (name, &blobs, import.owner), &mut created);
+        let branches = self.create_imported(contents.sessions, (name, &blobs), &mut created);
         let branches = branches.inspect_err(|_| {
             created.iter().for_each(|branch| drop(self.remove(branch)));
         })?;
@@ -226,7 +224,7 @@ impl SessionStore {
     fn create_imported(
         &self,
         sessions: Vec<(SessionName, SavedSession)>,
-        (name, blobs, owner): (&SessionName, &Blobs, Option<&str>),
+        (name, blobs): (&SessionName, &Blobs),
         created: &mut Vec<SessionName>,
     ) -> Result<Vec<SessionName>> {
         let listed = self.list()?;
@@ -236,7 +234,7 @@ impl SessionStore {
         };
         // Another id if the session is here already, under another name.
         let fresh = |id: String| if known(&id).is_some() { Uuid::new_v4().to_string() } else { id };
-        let owned = |saved| SavedSession { blobs: blobs.clone(), owner: owner.map(str::to_owned), ..saved };
+        let owned = |saved| SavedSession { blobs: blobs.clone(), ..self.owned(saved) };
         let mut sessions = sessions.into_iter();
         let Some((_, mut root)) = sessions.next() else { return Ok(Vec::new()) };
         let id = fresh(root.id.clone());
