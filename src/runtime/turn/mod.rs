@@ -88,7 +88,8 @@ pub enum TextPrompt {
         text: String,
         images: Vec<ImageRef>,
     },
-    Ids(Vec<u32>),
+    /// Token ids, each time with the text after them.
+    Ids(Vec<(Vec<u32>, String)>),
     /// Asks for the text between two others, of a model that was trained for it.
     Infill(InfillPrompt),
 }
