@@ -98,7 +98,7 @@ pub fn prepare(schema: &Value) -> Result<Value, GrammarError> {
         return Err(unsupported(OPTIONS, "options of the grammar library are not for requests"));
     }
     check_resources(&schema)?;
-    let mut schema = simplify_all(schema, &|reference| reference.contains(['~', '%']));
+    let schema = simplify_all(schema, &|reference| reference.contains(['~', '%']));
     let whole = Value::Object(schema);
     check_repeats(&whole)?;
     check_chain(&whole)?;
