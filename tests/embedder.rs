@@ -752,6 +752,17 @@ fn a_language_model_scores_a_pair_by_yes_and_no() {
     for path in ["/rerank", "/v2/rerank", "/reranking", "/v1/reranking"] {
         assert_eq!(post(&serving, path, &best).json()["results"].as_array().expect("a list").len(), 1);
     }
+    let tei =
+        json!({"query": "What is a cat?", "texts": documents, "return_text": true, "raw_scores": false});
+    let ranked = post(&serving, "/rerank", &tei).json();
+    for (result, ranked) in results.iter().zip(ranked.as_array().expect("a bare list")) {
+        let text = &documents[result["index"].as_u64().expect("a number") as usize];
+        let expected = json!({"index": result["index"], "score": result["relevance_score"], "text": text});
+        assert_eq!(*ranked, expected);
+    }
+    assert_eq!(ranked.as_array().map(Vec::len), Some(3));
+    let raw = json!({"query": "x", "texts": ["y"], "raw_scores": true});
+    post(&serving, "/rerank", &raw).check(400, "unsupported_parameter");
     post(&serving, "/v1/rerank", &json!({"documents": ["x"]})).check(422, "invalid_value");
     post(&serving, "/v1/rerank", &json!({"query": "x", "documents": [1]})).check(422, "invalid_value");
     post(&serving, "/v1/embeddings", &json!({"input": "x"})).check(400, "unsupported_parameter");

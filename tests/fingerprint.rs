@@ -62,6 +62,7 @@ fn copies_with_their_times_have_the_same_fingerprint() {
     let folder = copy_of_qwen3();
     assert_eq!(of_folder(folder.path()), original);
     fs::write(folder.path().join("README.md"), "about").expect("ours");
+    fs::write(folder.path().join("tokenizer.model"), "not read beside tokenizer.json").expect("ours");
     fs::remove_file(folder.path().join("generation_config.json")).ok();
     assert_eq!(of_folder(folder.path()), original, "not what the weights or the texts are made of");
     assert_eq!(original.hex.len(), 64);
@@ -90,6 +91,15 @@ fn every_change_of_a_file_is_another_fingerprint() {
     another(&insert("tokenizer.json", "{ "), "a space in tokenizer.json");
     another(&|folder| fs::write(folder.join("chat_template.jinja"), "x").expect("ours"), "a template");
     another(&|folder| fs::write(folder.join("special_tokens_map.json"), "{}").expect("ours"), "a map");
+    let in_place = |name: &'static str, content: &'static str| {
+        move |folder: &Path| {
+            fs::remove_file(folder.join("tokenizer.json")).expect("there");
+            fs::write(folder.join(name), content).expect("ours");
+        }
+    };
+    another(&in_place("tokenizer.model", "a"), "tokenizer.model in place of tokenizer.json");
+    another(&in_place("tokenizer.model", "b"), "another tokenizer.model");
+    another(&in_place("tekken.json", "a"), "tekken.json");
     let weights = |folder: &Path| folder.join("model.safetensors");
     let len = fs::metadata(weights(&parity_folder().join("qwen3"))).expect("there").len() as usize;
     for at in [len - 1, len / 2, len / 3] {

@@ -18,11 +18,15 @@ const KINDS: [&[KvKind]; 4] = [
 const PLENTY: Duration = Duration::from_secs(60);
 
 fn store(root: &Path, fingerprint: &str, limit_bytes: u64) -> DiskStore {
+    described(root, fingerprint, limit_bytes, json!({ "model": fingerprint }))
+}
+
+fn described(root: &Path, fingerprint: &str, limit_bytes: u64, description: Value) -> DiskStore {
     DiskStore::open(DiskConfig {
         root: root.to_owned(),
         limit_bytes,
         fingerprint: fingerprint.to_owned(),
-        description: json!({ "model": fingerprint }),
+        description,
         queue_bytes: DEFAULT_QUEUE_BYTES,
         vault: None,
     })
@@ -115,6 +119,33 @@ fn another_model_finds_nothing() {
     engine.restore_session(&named("a"), tokens.clone()).expect("new");
     let answer = run_one(&mut engine, within("a", &[&tokens[..], &[1]].concat(), 3));
     assert_eq!((answer.reuse().cached_tokens, answer.reuse().reason), (0, ReuseReason::Evicted));
+}
+
+#[test]
+fn kv_of_another_kv_type_or_time_is_named() {
+    let facts = |kv_type: &str, time: u32| json!({"kv_type": kv_type, "weights": [{"modified_ns": time}]});
+    let said = |theirs: &Value, ours: &Value| {
+        let root = tempfile::tempdir().expect("tempdir");
+        let engine_with = |fingerprint: &str, description: &Value| {
+            let mut engine = engine(KINDS[0]);
+            engine.set_disk(described(root.path(), fingerprint, u64::MAX, description.clone()));
+            engine
+        };
+        let mut first = engine_with("theirs", theirs);
+        let answer = run_one(&mut first, within("a", &prompt(150), 60));
+        assert!(first.flush_disk(PLENTY));
+        let mut second = engine_with("ours", ours);
+        let next = [prompt(150), answer.tokens().to_vec(), vec![1]].concat();
+        assert_eq!(run_one(&mut second, within("b", &next, 3)).reuse().cached_tokens, 0);
+        second.take_notices().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    };
+    let typed = said(&facts("q8_0", 1), &facts("f16", 1));
+    assert!(typed.contains("computed with --kv-type q8_0, and it is f16 now"), "{typed}");
+    let touched = said(&facts("f16", 1), &facts("f16", 2));
+    assert!(touched.contains("the model's file had another time"), "{touched}");
+    let mut other = facts("q8_0", 1);
+    other["llmctl"] = "another".into();
+    assert_eq!(said(&other, &facts("f16", 1)), "", "of another model or build nothing is said");
 }
 
 /// Without the page at hand a prefix of what was saved is warm, or nothing.

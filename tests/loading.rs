@@ -341,6 +341,19 @@ fn damaged_splits_are_named() {
     assert_names(&opened(&[(first, shard(0, 2, 3)), (second, twice)]), &["t0", "twice"]);
 }
 
+#[test]
+fn an_error_of_a_tensor_names_its_file_among_several() {
+    let folder =
+        split_folder(&[("m-00001-of-00002.gguf", shard(0, 2, 2)), ("m-00002-of-00002.gguf", shard(1, 2, 2))]);
+    let files = ModelFiles::open(&ModelSource::Gguf(folder.path().join("m-00001-of-00002.gguf"))).unwrap();
+    let placed = |tensor: &str| {
+        let error = LoadError::Tensor { tensor: tensor.to_owned(), message: "has shape [1]".to_owned() };
+        files.placed(error).to_string()
+    };
+    assert!(placed("t1").contains("has shape [1] (in ") && placed("t1").ends_with("m-00002-of-00002.gguf)"));
+    assert_eq!(placed("t9"), "tensor \"t9\": has shape [1]");
+}
+
 /// Parses and reads everything; the result does not matter, only that nothing panics or asks for much memory.
 fn exercise_gguf(bytes: Vec<u8>) -> Result<(), LoadError> {
     let len = bytes.len();

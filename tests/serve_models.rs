@@ -346,7 +346,13 @@ fn a_wrong_model_is_refused_before_anything_is_loaded() {
     let refused = post(at, "/v1/completions", &json!({"model": 7, "prompt": "hello"}));
     refused.check(422, "invalid_value");
     assert_eq!(states(at), ["unloaded", "unloaded"]);
-    assert_eq!(get(at, "/props?model=qwen%33").json()["model_alias"], "qwen3", "a query is decoded");
+    for path in ["/props?model=qwen%33", "/slots?model=qwen3"] {
+        let refused = get(at, path);
+        refused.check(400, "model_not_loaded");
+        assert!(refused.body.contains("/v1/models/qwen3/load"), "a query is decoded: {refused:?}");
+    }
+    get(at, "/props").check(400, "model_not_loaded");
+    assert_eq!(states(at), ["unloaded", "unloaded"], "a question about the status loads nothing");
     assert_eq!(server.stop(), Some(0));
 }
 

@@ -23,6 +23,15 @@ async fn a_text_goes_on() {
     let ids = server.tokenizer.encode_chat("Once upon").expect("encodes");
     let by_ids = complete(&server, json!({"prompt": ids, "max_tokens": 100})).await;
     assert_eq!(by_ids["choices"], reply["choices"]);
+    let head = server.tokenizer.encode_chat("Once").expect("encodes");
+    let tail = server.tokenizer.encode_chat_rest_for(" upon", None).expect("encodes");
+    let parts: Vec<Value> = head.iter().copied().map(Value::from).chain([json!(" upon")]).collect();
+    for (prompt, expected) in
+        [(parts, [&head[..], &tail].concat()), (vec![json!("Once"), json!(7)], [&head[..], &[7]].concat())]
+    {
+        let mixed = json!({"prompt": prompt, "max_tokens": 1, "return_token_ids": true});
+        assert_eq!(complete(&server, mixed).await["choices"][0]["prompt_token_ids"], json!(expected));
+    }
     let cut = complete(&server, json!({"prompt": "unknown", "logit_bias": {ids[0].to_string(): 100}})).await;
     assert_eq!(cut["usage"]["completion_tokens"], 16, "OpenAI's default");
     assert_eq!(cut["choices"][0]["finish_reason"], "length");

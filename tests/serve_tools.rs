@@ -253,6 +253,10 @@ async fn a_keyword_that_cannot_be_enforced_is_left_out_of_its_tool_and_named() {
     tools[1]["function"]["strict"] = true.into();
     let (status, _, param) = server.chat(NOISE, asked(&tools, 1)).await.error();
     assert_eq!((status, param.as_str()), (400, "tools"));
+    // Names that the schema leaves open could come twice.
+    let map = json!({"type": "object", "additionalProperties": {"type": "boolean"}, "minProperties": 2});
+    let reply = server.chat(NOISE, asked(&json!([tool("d", map)]), 1)).await;
+    assert_eq!(reply.headers["x-llmctl-ignored"], "tools.d.minProperties");
 }
 
 /// A template that shows no tools, or none that it shows the calls of: tools are described in the system prompt, calls are

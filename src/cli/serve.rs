@@ -461,7 +461,8 @@ pub fn run(args: ServeArgs, terminal: &Terminal, places: &Places) -> Result<Exit
     let tell = move |_| drop(stop.send(Stop::Signal));
     graceful.on_signal(tell).map_err(CommandError::io("waiting for signals"))?;
     running.open(terminal);
-    let _record = running::record(&args.model, running.recorded.clone(), running.address(), places, terminal);
+    let (recorded, (_, context)) = (running.recorded.clone(), running.model());
+    let _record = running::record(&args.model, context, recorded, running.address(), places, terminal);
     let stopped = running.stops.recv().unwrap_or(Stop::Signal);
     terminal.note("stopping: requests under way come to their end");
     running.finish(terminal);

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::models;
-use crate::cli::flags::args::{LoraFile, ModelArgs};
+use crate::cli::flags::args::{DeviceArg, LoraFile, ModelArgs};
 use crate::cli::places::Places;
 use crate::cli::terminal::Terminal;
 use llmctl_base::private_files::{private_file, private_folder};
@@ -81,10 +81,12 @@ impl Drop for RecordFile {
     }
 }
 
-/// Writes the record of a server that takes requests; `None`, with a notice, if that is not possible. `served` are the models: their
-/// names in requests, if they have other ones there, and their references, where `None` is the model inside llmctl.
+/// Writes the record of a server that takes requests; `None`, with a notice, if that is not possible. `context` is that of its only
+/// model, which memory may have cut. `served` are the models: their names in requests, if they have other ones there, and their
+/// references, where `None` is the model inside llmctl.
 pub fn record(
     args: &ModelArgs,
+    context: Option<usize>,
     served: Vec<(Option<String>, Option<String>)>,
     address: &Address,
     places: &Places,
@@ -93,6 +95,7 @@ pub fn record(
     if !args.remote.engine.is_empty() {
         return None; // whoever wants that engine names it
     }
+    let args = &ModelArgs { ctx: context.or(args.ctx), ..args.clone() };
     let folder = places.state.as_ref()?.join(FOLDER);
     let models = served.into_iter().filter_map(|(id, reference)| model_record(args, id, reference, places));
     let record =
@@ -150,6 +153,7 @@ fn identity(args: &ModelArgs, resolved: &Resolved) -> io::Result<String> {
     let context = args.ctx.or(facts.ok().map(|facts| facts.context_length));
     let (kv_type, ends) = (args.kv_type.unwrap_or_default(), BTreeSet::from_iter(&args.eos_id));
     hash.update(format!("{:?} {:?} {kv_type:?} {context:?} {ends:?}\n", args.dtype, args.quantize));
+    hash.update(format!("{:?}\n", device(args, cfg!(any(feature = "cuda", feature = "metal")))));
     for LoraFile(adapter) in &args.lora {
         hash.update(format!("{}\n", adapter.scale));
         hash_files(&mut hash, &adapter.path)?;
@@ -161,6 +165,11 @@ fn identity(args: &ModelArgs, resolved: &Resolved) -> io::Result<String> {
         hash_files(&mut hash, path)?;
     }
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Returns the device that is asked for; without support for a GPU there is one.
+fn device(args: &ModelArgs, has_gpu: bool) -> DeviceArg {
+    if has_gpu { args.device.unwrap_or_default() } else { DeviceArg::Cpu }
 }
 
 fn hash_files(hash: &mut Sha256, path: &Path) -> io::Result<()> {
@@ -224,6 +233,7 @@ fn read(path: &Path) -> Option<ServerRecord> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::flags::args::ColorWhen;
 
     fn model(folder: &Path) -> Resolved {
         let path = folder.join("a.gguf");
@@ -274,11 +284,29 @@ mod tests {
         assert_eq!(of(ends(&[2, 1, 2])), of(ends(&[1, 2])), "the same tokens end answers");
         let all = [plain, of(kv(KvType::Q8_0)), of(ends(&[1])), of(short), of(lora("1")), of(lora("0.5"))];
         assert_eq!(BTreeSet::from_iter(&all).len(), all.len(), "{all:?}");
+        let on = |device| ModelArgs { device: Some(device), ..ModelArgs::default() };
+        assert_ne!(device(&on(DeviceArg::Cuda), true), device(&on(DeviceArg::Cpu), true));
+        assert_eq!(device(&ModelArgs::default(), false), device(&on(DeviceArg::Cpu), false), "the only one");
         let guide = Resolved::built_in(&GUIDE);
         let of = |ctx| identity(&ModelArgs { ctx, ..ModelArgs::default() }, &guide).expect("a model");
         let own = model_facts(&guide.source).and_then(|facts| facts.decoder).expect("facts").context_length;
         assert_eq!(of(None), of(Some(own)));
         assert_ne!(of(None), of(Some(own / 2)));
+    }
+
+    #[test]
+    fn a_server_with_a_cut_context_has_that_one_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let places = Places { state: Some(folder.path().to_owned()), ..Places::default() };
+        let (terminal, guide) = (Terminal::new(ColorWhen::Never, 0, true), Resolved::built_in(&GUIDE));
+        let address = Address::Tcp("127.0.0.1:80".parse().expect("an address"));
+        let args = ModelArgs::default();
+        let found = |ctx| find(&ModelArgs { ctx, ..args.clone() }, &guide, &places).is_ok();
+        for (context, expected) in [(Some(256), [false, true]), (None, [true, false])] {
+            let record = record(&args, context, vec![(None, None)], &address, &places, &terminal);
+            assert!(record.is_some());
+            assert_eq!([None, Some(256)].map(found), expected, "{context:?}");
+        }
     }
 
     #[test]

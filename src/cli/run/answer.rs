@@ -255,7 +255,8 @@ mod tests {
     ) -> (String, Result<Generated, CommandError>) {
         let llm = Loaded::scripted(script);
         let (turn, graceful) = (TurnRequest::default(), Graceful::begin());
-        let plan = llm.planner().plan_text(&TextPrompt::Ids(vec![1]), &turn).expect("a plan");
+        let plan =
+            llm.planner().plan_text(&TextPrompt::Ids(vec![(vec![1], String::new())]), &turn).expect("a plan");
         let generation =
             AnswerGeneration { llm: &llm, turn: &turn, plan: &plan, session: None, graceful: &graceful };
         let mut sink = Narrow { text: String::new(), room, then };

@@ -19,6 +19,7 @@ use llmctl_models::kv::disk;
 use llmctl_models::kv::disk::{DiskEvent, DiskStore, MissingReason, PageLabel, PageUse, WarmPrompt};
 use llmctl_models::kv::pool::PageHold;
 use llmctl_models::kv::{KvGroup, PAGE_TOKENS, PageContent, PageName, PagePool, Tokens, prefix, reachable};
+use llmctl_models::load::fingerprint::loaded_otherwise;
 use llmctl_models::tensor::SharedBytes;
 
 /// Bytes copied out per step while requests run; takes about a millisecond.
@@ -385,6 +386,17 @@ impl Engine {
             }
         }
         Some(page)
+    }
+
+    /// Tells of a prompt of which nothing is found that this model has kept it, loaded otherwise.
+    pub(super) fn note_kept_otherwise(&mut self, prompt: Tokens<'_>, reason: ReuseReason) {
+        let is_cold = matches!(reason, ReuseReason::New | ReuseReason::Evicted);
+        let Some(disk) = self.disk.as_ref().filter(|_| is_cold) else { return };
+        let names: Vec<_> = prefix::names(prompt).collect();
+        let mut others = disk.store.elsewhere(&names).into_iter();
+        if let Some(reason) = others.find_map(|other| loaded_otherwise(disk.store.description(), &other)) {
+            self.note(Notice::KvPagesRecomputed { count: names.len(), reason });
+        }
     }
 
     /// Starts requests whose reads have all been answered.

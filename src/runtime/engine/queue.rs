@@ -152,6 +152,7 @@ impl Engine {
         if !generation.session().is_some_and(EngineSessionName::is_ahead) {
             self.count_warm_hit(&resumed);
         }
+        self.note_kept_otherwise(generation.prompt(), resumed.reuse.reason);
         generation.start(resumed, &mut self.events);
         let last_scheduled = self.tick();
         generation.set_last_scheduled(last_scheduled);

@@ -21,7 +21,7 @@ pub use self::closed::closed;
 pub use self::compiled::Grammar;
 pub use self::compiler::GrammarCompiler;
 pub use self::gbnf::{FindToken, to_lark as gbnf_to_lark};
-pub use self::schema::{prepare as prepare_schema, simplified, without};
+pub use self::schema::{check_repeats, prepare as prepare_schema, simplified, without};
 pub use self::state::{AllowedTokens, GrammarState, TokenMask};
 pub use self::text_grammar::{TextGrammar, between_slashes};
 

@@ -58,14 +58,9 @@ pub fn prepare(schema: &Value) -> Result<Value, GrammarError> {
         return Err(unsupported(OPTIONS, "options of the grammar library are not for requests"));
     }
     check_resources(&schema)?;
-    let mut schema = simplify_all(schema, &|reference| reference.contains(['~', '%']));
-    let mut has_repeats = false;
-    walk(&mut schema, &mut |schema| has_repeats |= counts_repeats(schema));
-    if has_repeats {
-        let message = "more than one member beyond those of \"required\": a name could come twice";
-        return Err(unsupported("minProperties", message));
-    }
+    let schema = simplify_all(schema, &|reference| reference.contains(['~', '%']));
     let whole = Value::Object(schema);
+    check_repeats(&whole)?;
     check_chain(&whole)?;
     satisfiable::check(&whole)?;
     let Value::Object(mut schema) = whole else { unreachable!("made above") };
@@ -113,6 +108,17 @@ pub fn without(schema: &mut Value, keyword: &str, message: &str) -> bool {
         }
     });
     is_found
+}
+
+/// Checks `minProperties` in a schema and all below it.
+///
+/// # Errors
+/// [`GrammarError::Unsupported`] if one name that comes twice could count as two members.
+pub fn check_repeats(schema: &Value) -> Result<(), GrammarError> {
+    let (mut schema, mut has_repeats) = (schema.as_object().cloned().unwrap_or_default(), false);
+    walk(&mut schema, &mut |schema| has_repeats |= counts_repeats(schema));
+    let message = "more than one member beyond those of \"required\": a name could come twice";
+    if has_repeats { Err(unsupported("minProperties", message)) } else { Ok(()) }
 }
 
 /// Returns whether the library could reach `minProperties` by one name twice, which is one member: names that `required` does not

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 
 use super::TaskThread;
 use super::address::EndpointUrl;
@@ -17,6 +18,9 @@ use llmctl_base::error::Result;
 
 /// Most bytes of an answer's events: some hundred for each of a million tokens.
 const MAX_STREAM_BYTES: usize = 256 << 20;
+
+/// Silence after which an answer is given up: a model may have to be loaded there, and a long prompt to be computed.
+const LONGEST_SILENCE: Duration = Duration::from_secs(20 * 60);
 
 /// A server that takes messages.
 pub struct MessageServer {
@@ -70,7 +74,7 @@ impl MessageServer {
         let (sender, parts) = mpsc::channel();
         let http = self.http.clone();
         let task = self.tasks.handle.spawn(async move {
-            let end = pass_on(&http, path, &body, &sender).await;
+            let end = pass_on(&http, path, &body, &sender, LONGEST_SILENCE).await;
             let _ = sender.send(end.map(|()| MessagePart::End)); // the reader may have gone
         });
         MessageStream { parts, task: task.abort_handle() }
@@ -96,18 +100,19 @@ async fn pass_on(
     path: &str,
     body: &Value,
     parts: &Sender<Result<MessagePart, HttpFailure>>,
+    silence: Duration,
 ) -> Result<(), HttpFailure> {
-    let mut stream = http.stream(path, body).await?;
+    let mut stream = timeout(silence, http.stream(path, body)).await.unwrap_or(Err(HttpFailure::Timeout))?;
     let is_document =
         ["application/json", "text/html"].iter().any(|kind| stream.content_type.starts_with(kind));
     if is_document {
         let content_type = stream.content_type.clone();
-        let text = stream.whole().await?;
+        let text = timeout(silence, stream.whole()).await.unwrap_or(Err(HttpFailure::Timeout))?;
         let _ = parts.send(Ok(MessagePart::Whole { content_type, text })); // as below
         return Ok(());
     }
     let mut num_bytes = 0;
-    while let Some(event) = stream.next().await? {
+    while let Some(event) = timeout(silence, stream.next()).await.unwrap_or(Err(HttpFailure::Timeout))? {
         num_bytes += event.len();
         if num_bytes > MAX_STREAM_BYTES {
             return Err(HttpFailure::Malformed("more than 256 MiB".to_owned()));
@@ -117,4 +122,42 @@ async fn pass_on(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// Says what becomes of a request to a server that sends `said` and nothing more.
+    fn failure_after(said: &'static str) -> Result<(), HttpFailure> {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url: EndpointUrl =
+            format!("http://{}", listener.local_addr().expect("a port")).parse().expect("a URL");
+        let (done, is_done) = mpsc::channel::<()>();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a connection");
+            assert!(stream.read(&mut [0; 4096]).expect("a request") > 0);
+            stream.write_all(said.as_bytes()).expect("an open connection");
+            let _ = is_done.recv(); // ends when the client has given up
+        });
+        let tasks = TaskThread::start().expect("a thread");
+        let http = EngineHttp::new(url.address().clone(), ServerSettings::default());
+        let (sender, _parts) = mpsc::channel();
+        let silence = Duration::from_millis(300);
+        let asked = async move { pass_on(&http, "/chat/completions", &Value::Null, &sender, silence).await };
+        let end = tasks.ask(asked).expect("a result");
+        drop(done);
+        server.join().expect("it ends");
+        end
+    }
+
+    #[test]
+    fn a_server_that_stalls_is_given_up() {
+        assert_eq!(failure_after(""), Err(HttpFailure::Timeout));
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: {}\n\n";
+        assert_eq!(failure_after(head), Err(HttpFailure::Timeout));
+    }
 }

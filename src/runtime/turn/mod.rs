@@ -86,8 +86,8 @@ pub enum TextPrompt {
     Text(String),
     /// A text with an image in place of each `<__media__>`; without such a mark the images come first.
     WithImages { text: String, images: Vec<ImageRef> },
-    /// Tokens.
-    Ids(Vec<u32>),
+    /// Token ids, each time with the text after them.
+    Ids(Vec<(Vec<u32>, String)>),
     /// Asks for the text between two others, of a model that was trained for it.
     Infill(InfillPrompt),
 }

@@ -139,7 +139,17 @@ impl Planner<'_> {
                 let images = asked.placed(&encoded, &turn.images, |image, _| Err(not_given(image)))?;
                 (encoded.tokens, images, text)
             }
-            TextPrompt::Ids(ids) => (ids.clone(), Vec::new(), tokenizer.tokenizer().decode(ids, true)),
+            TextPrompt::Ids(parts) => {
+                let mut all: Vec<u32> = Vec::new();
+                for (ids, text) in parts {
+                    let is_start = all.is_empty() && ids.is_empty();
+                    all.extend(ids);
+                    let encoded = if is_start { tokenizer.encode(text) } else { tokenizer.encode_rest(text) };
+                    all.extend(encoded?);
+                }
+                let text = tokenizer.tokenizer().decode(&all, true);
+                (all, Vec::new(), text)
+            }
             TextPrompt::Infill(asked) => {
                 let message = "suffix: this model has no such tokens";
                 let infill = tokenizer.infill().ok_or(TurnError::Unsupported { param: "suffix", message })?;

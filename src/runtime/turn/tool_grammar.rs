@@ -48,6 +48,9 @@ pub fn tool_grammar(
             Some(form) => either(&calls, form),
             None => calls,
         });
+        for tool in definitions.iter().filter(|_| whole.is_some()) {
+            grammar::check_repeats(&tool["function"]["parameters"]).map_err(Error::Grammar)?;
+        }
         whole.map(|lark| compiler.compile(&GrammarSource::Lark(lark))).transpose()
     };
     let blamed = |error| TurnError::Param { param: "tools", error };

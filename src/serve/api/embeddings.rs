@@ -1,5 +1,5 @@
 //! `POST /v1/embeddings` in OpenAI's form, and `POST /v1/rerank` in Jina's and Cohere's, under the paths
-//! of llama.cpp and vLLM.
+//! of llama.cpp and vLLM; with `texts` in that of text-embeddings-inference (TEI), as llama.cpp tells them apart.
 //!
 //! Texts are encoded, and results collected and written as JSON, on a blocking thread; a client that
 //! leaves cancels the texts that are not computed yet.
@@ -54,7 +54,12 @@ pub struct RerankBody {
     top_n: Option<usize>,
     returns_documents: bool,
     long: LongText,
+    /// The field of the documents: `texts` in TEI's form.
+    name: &'static str,
 }
+
+/// The field by which a request for scores is in TEI's form.
+const TEXTS: &str = "texts";
 
 /// Texts of a request, as OpenAI bounds them.
 const MAX_TEXTS: usize = 2048;
@@ -106,12 +111,18 @@ struct Ranking<'a> {
     results: Vec<RankedDocument<'a>>,
 }
 
-#[derive(Serialize)]
+/// A document of an answer; `score` and `text` are TEI's names of the other two.
+#[derive(Default, Serialize)]
 struct RankedDocument<'a> {
     index: usize,
-    relevance_score: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    relevance_score: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     document: Option<DocumentText<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    score: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -194,7 +205,7 @@ pub async fn rerank(State(app): State<App>, JsonBody(body): JsonBody) -> Result<
         let texts = served.client.texts();
         let pairs = texts.pairs(body.instruction.as_deref(), &body.query)?;
         let encode = |(index, document): (usize, &String)| {
-            pairs.with(document, body.long).map_err(|error| at(error, format!("documents[{index}]")))
+            pairs.with(document, body.long).map_err(|error| at(error, format!("{}[{index}]", body.name)))
         };
         let inputs: Vec<EmbedInput> =
             body.documents.iter().enumerate().map(encode).collect::<Result<_, _>>()?;
@@ -204,8 +215,11 @@ pub async fn rerank(State(app): State<App>, JsonBody(body): JsonBody) -> Result<
             EmbedOutput::Score(score) => Some(score),
             EmbedOutput::Vector(_) => None,
         })?;
-        let id = format!("rerank-{}", Uuid::new_v4().simple());
-        json_bytes(&Ranking { id, model: &served.id, usage, results: results(&body, &scores) })
+        let (id, results) = (format!("rerank-{}", Uuid::new_v4().simple()), results(&body, &scores));
+        match body.name {
+            TEXTS => json_bytes(&results),
+            _ => json_bytes(&Ranking { id, model: &served.id, usage, results }),
+        }
     })
     .await
 }
@@ -355,7 +369,7 @@ fn inputs(value: Option<Value>) -> Option<Vec<EmbeddingInput>> {
 pub fn rerank_body(fields: &mut Fields<'_>) -> RerankBody {
     fields.require("query");
     let query = fields.text("query");
-    let given = fields.spelled(&["documents", "texts"]);
+    let name = fields.spelled(&["documents", TEXTS]);
     let text = |document: Value| match document {
         Value::String(text) => Some(text),
         Value::Object(mut members) => match members.remove("text") {
@@ -365,15 +379,19 @@ pub fn rerank_body(fields: &mut Fields<'_>) -> RerankBody {
         _ => None,
     };
     let what = "is no list of strings, or of objects with a text, that is not empty";
-    let documents = texts(fields, given, what, |fields| fields.list(given)?.into_iter().map(text).collect());
+    let documents = texts(fields, name, what, |fields| fields.list(name)?.into_iter().map(text).collect());
     let top_n = positive(fields, "top_n");
+    fields.only("raw_scores", &[false.into()]);
+    fields.only("truncation_direction", &["right".into(), "Right".into()]);
+    let returned = fields.spelled(&["return_documents", "return_text"]);
     RerankBody {
         query: query.unwrap_or_default(),
         documents,
         instruction: fields.text("instruction"),
         top_n,
-        returns_documents: fields.flag("return_documents").unwrap_or(false),
+        returns_documents: fields.flag(returned).unwrap_or(false),
         long: long(fields),
+        name,
     }
 }
 
@@ -446,15 +464,21 @@ fn results<'a>(body: &'a RerankBody, scores: &[f32]) -> Vec<RankedDocument<'a>> 
     let mut ranked: Vec<(usize, f32)> = scores.iter().copied().enumerate().collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
     ranked.truncate(body.top_n.unwrap_or(usize::MAX));
-    let result = |(index, relevance_score): (usize, f32)| {
-        let document = body.returns_documents.then(|| DocumentText { text: &body.documents[index] });
-        RankedDocument { index, relevance_score, document }
+    let result = |(index, score): (usize, f32)| {
+        let (score, text) = (Some(score), body.returns_documents.then(|| &*body.documents[index]));
+        if body.name == TEXTS {
+            return RankedDocument { index, score, text, ..RankedDocument::default() };
+        }
+        let document = text.map(|text| DocumentText { text });
+        RankedDocument { index, relevance_score: score, document, ..RankedDocument::default() }
     };
     ranked.into_iter().map(result).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -466,9 +490,35 @@ mod tests {
             top_n: Some(2),
             returns_documents: true,
             long: LongText::Refuse,
+            name: "documents",
         };
         let json = json_bytes(&results(&body, &[0.1, 0.7, 0.7])).expect("JSON");
         let expected = r#"[{"index":1,"relevance_score":0.7,"document":{"text":"b"}},{"index":2,"relevance_score":0.7,"document":{"text":"c"}}]"#;
         assert_eq!(String::from_utf8_lossy(&json), expected);
+        let body = RerankBody { name: TEXTS, ..body };
+        let texts = results(&body, &[0.1, 0.7, 0.7]);
+        let expected = r#"[{"index":1,"score":0.7,"text":"b"},{"index":2,"score":0.7,"text":"c"}]"#;
+        assert_eq!(String::from_utf8_lossy(&json_bytes(&texts).expect("JSON")), expected);
+    }
+
+    #[test]
+    fn a_field_tells_the_form_of_a_request_for_scores() {
+        let read = |body: Value| {
+            let body = body.as_object().cloned().unwrap_or_default();
+            Problems::new(false).read(body, rerank_body).map(|(body, _)| body)
+        };
+        let tei = json!({"query": "q", "texts": ["a"], "raw_scores": false, "return_text": true, "truncate": true,
+            "truncation_direction": "Right"});
+        let body = read(tei).expect("TEI's form");
+        assert_eq!((body.name, body.returns_documents, body.documents.len()), (TEXTS, true, 1));
+        let jina = json!({"query": "q", "documents": ["a"], "return_documents": true});
+        assert_eq!(read(jina).expect("Jina's form").name, "documents");
+        for (other, named) in [
+            (json!({"query": "q", "texts": ["a"], "raw_scores": true}), "raw_scores = true is not supported"),
+            (json!({"query": "q", "texts": ["a"], "truncation_direction": "left"}), "truncation_direction"),
+        ] {
+            let refused = read(other).err().expect("refused").message;
+            assert!(refused.contains(named), "{refused}");
+        }
     }
 }

@@ -68,7 +68,7 @@ impl Prompt {
 fn text_bytes(prompt: &TextPrompt) -> usize {
     match prompt {
         TextPrompt::Text(text) | TextPrompt::WithImages { text, .. } => text.len(),
-        TextPrompt::Ids(ids) => ids.len(),
+        TextPrompt::Ids(parts) => parts.iter().map(|(ids, text)| ids.len() + text.len()).sum(),
         TextPrompt::Infill(InfillPrompt { files, prefix, suffix, begun }) => {
             let of_files: usize = files.iter().map(|(name, text)| name.len() + text.len()).sum();
             of_files + prefix.len() + suffix.len() + begun.len()

@@ -504,7 +504,7 @@ pub fn check_session(
     }
 }
 
-/// A text, ids, or a list of either.
+/// A text, ids, both in one list, or a list of these.
 fn prompts(fields: &mut Fields<'_>) -> Vec<TextPrompt> {
     let prompts = match fields.take("prompt") {
         None => {
@@ -515,15 +515,13 @@ fn prompts(fields: &mut Fields<'_>) -> Vec<TextPrompt> {
             fields.out_of_range("prompt", "is empty");
             return Vec::new();
         }
-        Some(Value::Array(items)) if items.iter().all(Value::is_number) => {
-            token_ids(&items).map(|ids| vec![TextPrompt::Ids(ids)])
-        }
-        Some(Value::Array(items)) => items.iter().map(raw_text).collect(),
         Some(Value::Object(members)) => Some(vec![text_with_images(fields.inside("prompt", members))]),
-        Some(value) => raw_text(&value).map(|text| vec![text]),
+        Some(all) => {
+            raw_text(&all).map(|it| vec![it]).or_else(|| all.as_array()?.iter().map(raw_text).collect())
+        }
     };
     if prompts.is_none() {
-        fields.wrong("prompt", "is neither text, nor token ids, nor an array of one of them");
+        fields.wrong("prompt", "is neither text, nor token ids, nor an array of them");
     }
     prompts.unwrap_or_default()
 }
@@ -543,7 +541,7 @@ fn between(
             let suffix = suffix.clone();
             Some(TextPrompt::Infill(InfillPrompt { prefix, suffix, ..InfillPrompt::default() }))
         }
-        TextPrompt::WithImages { .. } | TextPrompt::Ids(_) | TextPrompt::Infill(_) => None,
+        _ => None,
     });
     let texts: Option<Vec<TextPrompt>> = texts.collect();
     if texts.is_none() {
@@ -565,14 +563,52 @@ fn text_with_images(mut prompt: Fields<'_>) -> TextPrompt {
     TextPrompt::WithImages { text, images: images.into_iter().filter_map(image).collect() }
 }
 
+/// Reads a text, or token ids, with texts among them as llama.cpp takes them; `None` for a list of texts alone.
 fn raw_text(value: &Value) -> Option<TextPrompt> {
+    let part = |items: &[Value]| match items {
+        [ids @ .., Value::String(text)] => Some((token_ids(ids)?, text.clone())),
+        ids => Some((token_ids(ids)?, String::new())),
+    };
     match value {
         Value::String(text) => Some(TextPrompt::Text(text.clone())),
-        Value::Array(items) => token_ids(items).map(TextPrompt::Ids),
+        Value::Array(items) if items.is_empty() || items.iter().any(Value::is_number) => {
+            let parts = items.chunk_by(|before, _| before.is_number()).map(part);
+            parts.collect::<Option<_>>().map(TextPrompt::Ids)
+        }
         _ => None,
     }
 }
 
 pub fn token_ids(items: &[Value]) -> Option<Vec<u32>> {
     items.iter().map(|item| u32::try_from(item.as_u64()?).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_and_texts_in_one_list_are_one_prompt() {
+        let read = |prompt: Value| {
+            let body = Map::from_iter([("prompt".to_owned(), prompt)]);
+            Problems::new(false).read(body, prompts).map(|(prompts, _)| prompts)
+        };
+        let part = |ids: &[u32], text: &str| (ids.to_vec(), text.to_owned());
+        let mixed = TextPrompt::Ids(vec![part(&[12, 34], "a"), part(&[], "b"), part(&[56], "")]);
+        assert_eq!(read(json!([12, 34, "a", "b", 56])).as_deref(), Ok(&[mixed.clone()][..]));
+        let two = [mixed, TextPrompt::Ids(vec![part(&[7], "")])];
+        assert_eq!(read(json!([[12, 34, "a", "b", 56], [7]])).as_deref(), Ok(&two[..]));
+        let begun = TextPrompt::Ids(vec![part(&[], "a"), part(&[1], "")]);
+        assert_eq!(read(json!(["a", 1])).as_deref(), Ok(&[begun][..]));
+        let texts = ["a", "b"].map(|text| TextPrompt::Text(text.to_owned()));
+        assert_eq!(
+            read(json!(["a", "b"])).as_deref(),
+            Ok(&texts[..]),
+            "texts alone are prompts of their own"
+        );
+        for bad in [json!(["a", -1]), json!([["a"]]), json!([1, "a", null]), json!(["a", [1, [2]]])] {
+            let error = read(bad).expect_err("no prompt");
+            assert!(error.message.contains("prompt is neither text, nor token ids"), "{error:?}");
+        }
+    }
 }

@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Map, Value};
+use tower::ServiceExt;
 
 use super::table::UnloadRefusal;
 use super::waiting::{RequestKeepAlive, Waiting};
@@ -131,5 +132,10 @@ async fn by_query(
         None if request.uri().path() == "/openapi.json" => fleet.loaded_or_first(),
         named => fleet.find(named.map(String::as_str), "")?,
     };
+    // Monitors ask for these again and again, which neither loads the model nor keeps it loaded.
+    if matches!(request.uri().path(), "/props" | "/slots") {
+        let member = fleet.state.pool.value(index).ok_or_else(|| fleet.not_loaded(index))?;
+        return Ok(member.router.oneshot(request).await.into_response());
+    }
     Waiting { fleet, index, request, ledger: Ledger::current() }.answered().await
 }

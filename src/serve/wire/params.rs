@@ -31,12 +31,25 @@ pub fn sampling(fields: &mut Fields<'_>, defaults: &GivenSampling) -> GivenSampl
     sampling.or(defaults)
 }
 
-/// Reads llama.cpp's order of samplers: their names, in a list or in one text.
+/// Returns the sampler that a letter of llama.cpp's stands for; an unknown letter stays.
+fn lettered(letter: &str) -> &str {
+    match letter {
+        "i" => "infill",
+        "a" => "adaptive_p",
+        _ => "edskypmxt".find(letter).map_or(letter, |at| SamplerStep::NAMES[at].0),
+    }
+}
+
+/// Reads llama.cpp's order of samplers: their names, in a list or in one text, or in one text their letters.
 fn samplers(fields: &mut Fields<'_>) -> Option<Vec<SamplerStep>> {
     const NAME: &str = "samplers";
     let given = fields.take(NAME)?;
+    let is_name = |text: &str| text == "infill" || SamplerStep::list([text]).is_ok();
     let names: Option<Vec<&str>> = match &given {
-        Value::String(names) => Some(names.split([',', ';']).filter(|name| !name.is_empty()).collect()),
+        Value::String(names) if names.contains([',', ';']) || is_name(names) => {
+            Some(names.split([',', ';']).filter(|name| !name.is_empty()).collect())
+        }
+        Value::String(all) => Some(all.split("").filter(|one| !one.is_empty()).map(lettered).collect()),
         Value::Array(names) => names.iter().map(Value::as_str).collect(),
         _ => None,
     };
@@ -257,5 +270,29 @@ pub fn labels(fields: &mut Fields<'_>) {
 pub fn inert(fields: &mut Fields<'_>) {
     for (name, values) in hints::inert_settings() {
         fields.only(name, values);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Map;
+
+    use super::*;
+    use crate::wire::Problems;
+
+    #[test]
+    fn samplers_are_names_or_letters() {
+        let read = |given: &str| {
+            let body = Map::from_iter([("samplers".to_owned(), Value::from(given))]);
+            Problems::new(false).read(body, samplers).map(|(steps, _)| steps)
+        };
+        let all = SamplerStep::NAMES.map(|(_, step)| step).to_vec();
+        assert_eq!(read("edskypmxt"), Ok(Some(all)));
+        assert_eq!(read("kat"), Ok(Some(vec![SamplerStep::TopK, SamplerStep::Temperature])));
+        assert_eq!(read("dry"), Ok(Some(vec![SamplerStep::Dry])), "a name is no letters");
+        assert_eq!(read("top_k;xtc"), Ok(Some(vec![SamplerStep::TopK, SamplerStep::Xtc])));
+        assert_eq!(read("ki"), Ok(None), "infill has no effect");
+        let refused = read("kzt").expect_err("no sampler").message;
+        assert!(refused.contains("samplers are refused: unknown sampler \"z\""), "{refused}");
     }
 }

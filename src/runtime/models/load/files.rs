@@ -17,7 +17,7 @@ use crate::hints::Hints;
 use crate::model::arch::ConfigReader;
 use crate::tensor::TensorSource;
 use crate::text::Tokenizer;
-use llmctl_base::error::LoadResult;
+use llmctl_base::error::{LoadError, LoadResult};
 use llmctl_base::notice::Notice;
 use llmctl_base::{GivenSampling, SAMPLING, TopK};
 use llmctl_hub::builtin::BuiltIn;
@@ -143,6 +143,17 @@ impl ModelFiles {
             Files::Gguf(gguf) => gguf.contents().collect(),
             Files::Folder { tensors, .. } => tensors.files().contents().collect(),
         }
+    }
+
+    /// Adds the file to an error of a tensor, if the model has several.
+    pub fn placed(&self, error: LoadError) -> LoadError {
+        let LoadError::Tensor { tensor, message } = error else { return error };
+        let file = match &self.files {
+            Files::Gguf(gguf) => gguf.file_of(&tensor),
+            Files::Folder { tensors, .. } => tensors.files().file_of(&tensor),
+        };
+        let place = file.map_or(String::new(), |file| format!(" (in {})", file.display()));
+        LoadError::Tensor { tensor, message: message + &place }
     }
 
     /// Returns whether the weights are part of the executable, so that their age is the executable's.

@@ -14,7 +14,7 @@
 use std::path::Path;
 use std::time::SystemTime;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
 use super::files::ModelFiles;
@@ -93,6 +93,20 @@ impl Fingerprint {
     pub fn is_same_but_times(&self, other: &Self) -> bool {
         without_times(&self.facts) == without_times(&other.facts)
     }
+}
+
+/// Returns how a model was loaded otherwise when `theirs` were its facts than with `ours`; `None` for another model or build.
+pub fn loaded_otherwise(ours: &Value, theirs: &Value) -> Option<String> {
+    let [here, there] = [ours, theirs].map(|facts| facts["kv_type"].as_str());
+    let mut theirs = without_times(theirs);
+    *theirs.get_mut("kv_type")? = here.into();
+    let words = match (here?, there?) {
+        (here, there) if here == there => {
+            "the model's file had another time when they were computed".to_owned()
+        }
+        (here, there) => format!("they were computed with --kv-type {there}, and it is {here} now"),
+    };
+    (theirs == without_times(ours)).then_some(words)
 }
 
 /// The facts that depend on the build alone.
@@ -288,7 +302,13 @@ fn folder(folder: &Path) -> LoadResult<Value> {
         let bytes = read_optional(&folder.join(name), MAX_FILE_BYTES)?;
         Ok(((*name).to_owned(), json!(bytes.map(|bytes| sha256(&[&bytes])))))
     };
-    FOLDER_FILES.iter().map(hash).collect::<Result<_, _>>().map(Value::Object)
+    let mut hashes = FOLDER_FILES.iter().map(hash).collect::<LoadResult<Map<_, _>>>()?;
+    // These are read in place of tokenizer.json, and listed there alone, so that other folders keep their fingerprint.
+    if hashes["tokenizer.json"].is_null() {
+        let others = ["tokenizer.model", "tekken.json"].iter().map(hash).collect::<LoadResult<Vec<_>>>()?;
+        hashes.extend(others.into_iter().filter(|(_, hash)| !hash.is_null()));
+    }
+    Ok(hashes.into())
 }
 
 /// Describes each weight file.

@@ -331,7 +331,7 @@ pub fn load_with_draft(
         )),
     };
     let (texts, weights) = with_texts(&files, draft.as_ref(), with.is_unwanted, load_weights);
-    let (mut texts, (fingerprint, (model, own))) = (texts?, weights?);
+    let (mut texts, (fingerprint, (model, own))) = (texts?, weights.map_err(|error| files.placed(error))?);
     notices.splice(place..place, texts.chat_templates.notice());
     fit_vocabulary(&mut texts, rows, &mut notices);
     let load =

@@ -117,6 +117,12 @@ impl Safetensors {
         self.shards.iter().map(|shard| shard.path.as_path())
     }
 
+    /// Returns the file of a tensor; `None` unless the model has several.
+    pub fn file_of(&self, tensor: &str) -> Option<&Path> {
+        let index = self.by_name.get(tensor).filter(|_| self.shards.len() > 1)?;
+        Some(&self.shards[self.tensors[*index].shard].path)
+    }
+
     /// Returns the files, their bytes, and the length of each header in bytes.
     pub fn contents(&self) -> impl Iterator<Item = (&Path, &[u8], usize)> {
         self.shards.iter().map(|shard| (&*shard.path, &*shard.bytes, shard.header_len))

@@ -158,6 +158,11 @@ impl Folder {
         page::file_len(label, num_bytes) + self.vault.as_ref().map_or(0, |_| SEALED_HEADER as u64)
     }
 
+    /// See [`DiskConfig::description`](super::DiskConfig::description).
+    pub fn description(&self) -> &Value {
+        &self.manifest["made_of"]
+    }
+
     pub fn root(&self) -> &Path {
         &self.root
     }

@@ -35,7 +35,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use self::folder::Folder;
+use self::folder::{Folder, page_path};
 use self::io_queue::IoQueue;
 use crate::tensor::SharedBytes;
 use llmctl_base::error::{Error, Result};
@@ -208,6 +208,22 @@ impl DiskStore {
     /// another process that shares the root may have saved it meanwhile.
     pub fn contains(&self, key: DiskPageKey) -> bool {
         self.queue.contains(key) || (self.thread.is_some() && self.folder.has(key) && self.queue.learn(key))
+    }
+
+    /// Returns the descriptions of other fingerprints whose pages have the middle one of these, which are those of a prompt: one
+    /// that only begins as another has nothing there.
+    pub fn elsewhere(&self, names: &[PageName]) -> Vec<Value> {
+        let name = names.get(names.len() / 2).filter(|_| self.thread.is_some());
+        let Some(&name) = name else { return Vec::new() };
+        let has = |of: &Path| (0..4).any(|group| page_path(of, DiskPageKey { name, group }).is_file());
+        let others = portable::fingerprints(self.folder.root()).unwrap_or_default().into_iter();
+        let others = others.map(|(fingerprint, facts)| (self.folder.root().join(fingerprint), facts));
+        others.filter(|(path, _)| path != self.folder.path() && has(path)).map(|(_, facts)| facts).collect()
+    }
+
+    /// Returns the description of the store's fingerprint.
+    pub fn description(&self) -> &Value {
+        self.folder.description()
     }
 
     /// Records that a page is still in use, so that other pages are evicted first. Returns false if the page is not on
