@@ -135,7 +135,7 @@ fn kv_of_another_kv_type_or_time_is_named() {
         let answer = run_one(&mut first, within("a", &prompt(150), 60));
         assert!(first.flush_disk(PLENTY));
         let mut second = engine_with("ours", ours);
-        let next = [prompt(150), answer.tokens().to_vec(), vec![1]].concat();
+        let next = [prompt(150), answer.ids(), vec![1]].concat();
         assert_eq!(run_one(&mut second, within("b", &next, 3)).reuse().cached_tokens, 0);
         second.take_notices().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
     };

@@ -31,7 +31,7 @@ use crate::step::{Executor, FedRows, SequenceFeed};
 use llmctl_base::error::{Error, Result};
 use llmctl_models::adapters::by_default;
 use llmctl_models::kv::{PageName, PagePool};
-use llmctl_models::model::Model;
+use llmctl_models::model::{Model, STEP_TOKENS};
 use llmctl_models::text::Vocabulary;
 use llmctl_models::vision::Tower;
 
@@ -304,6 +304,7 @@ impl Engine {
         let promised = self.session_bytes() + self.running_bytes();
         Budget {
             tokens: config.step_tokens,
+            beside: STEP_TOKENS.max(config.step_tokens / 2),
             running: config.max_running - (self.num_admitted() - self.running.len()),
             bytes: self.pool.capacity() - promised,
         }

@@ -5,13 +5,10 @@
 //! so none that has started is ever preempted.
 //!
 //! A step has at most as many rows as the budget, and beyond it those of one image at the most whose rows see each other and
-//! so are computed in one step. Each generation gets one. Beside generations a step is half as long, but not shorter than
-//! [`STEP_TOKENS`], because they wait for it. Of the rest the oldest prompt gets half, and the other prompts get equal shares. If
-//! there are too few rows, the least recently scheduled
+//! so are computed in one step. Each generation gets one. Beside generations a step may be shorter, because they wait for it. Of
+//! the rest the oldest prompt gets half, and the other prompts get equal shares. If there are too few rows, the least recently scheduled
 //! come first. So a sequence waits fewer steps than there are sequences running, and none if the budget is at
 //! least twice their number.
-
-use llmctl_models::model::STEP_TOKENS;
 
 /// Most requests that may start before an earlier one that does not fit yet.
 ///
@@ -50,6 +47,8 @@ pub struct RunningRequest {
 pub struct Budget {
     /// Rows of a step.
     pub tokens: usize,
+    /// Rows of a step beside generations, unless these are more.
+    pub beside: usize,
     /// Requests running at once.
     pub running: usize,
     /// Memory that is promised to no request.
@@ -74,7 +73,7 @@ pub fn plan_step(waiting: &[WaitingRequest], running: &[RunningRequest], budget:
         ..RunningRequest::default()
     });
     let running: Vec<RunningRequest> = running.iter().copied().chain(started).collect();
-    let mut rows = share_rows(&running, budget.tokens);
+    let mut rows = share_rows(&running, budget);
     keep_whole(&running, &mut rows);
     StepPlan { rows, admitted }
 }
@@ -112,7 +111,7 @@ fn choose_admitted(waiting: &[WaitingRequest], num_running: usize, budget: Budge
     admitted
 }
 
-fn share_rows(running: &[RunningRequest], tokens: usize) -> Vec<usize> {
+fn share_rows(running: &[RunningRequest], Budget { tokens, beside, .. }: Budget) -> Vec<usize> {
     let mut rows = vec![0; running.len()];
     let may_advance = |&index: &usize| running[index].prompt_left == 0 || !running[index].deferred;
     let advancing = (0..running.len()).filter(may_advance);
@@ -122,7 +121,7 @@ fn share_rows(running: &[RunningRequest], tokens: usize) -> Vec<usize> {
         serve_least_recent(running, &[generating, prompts].concat(), tokens, &mut rows);
     } else {
         generating.iter().for_each(|&index| rows[index] = 1);
-        let most = if generating.is_empty() { tokens } else { tokens.min(STEP_TOKENS.max(tokens / 2)) };
+        let most = if generating.is_empty() { tokens } else { tokens.min(beside) };
         share_among_prompts(running, &prompts, most.saturating_sub(generating.len()).max(1), &mut rows);
     }
     rows
@@ -173,7 +172,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn budget(tokens: usize, running: usize, bytes: usize) -> Budget {
-        Budget { tokens, running, bytes }
+        Budget { tokens, beside: 128.max(tokens / 2), running, bytes }
     }
 
     fn prompts(left: &[usize]) -> Vec<RunningRequest> {
@@ -228,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_generations_steps_are_half_as_long_but_no_shorter_than_usual() {
+    fn beside_generations_steps_are_shorter() {
         check_rows(&[4000], 256, &[256]);
         check_rows(&[4000, 4000], 256, &[128, 128]);
         check_rows(&[0, 4000], 256, &[1, 127]);

@@ -87,12 +87,13 @@ struct SlotState {
 
 #[derive(Clone)]
 enum EngineState {
+    /// Answers.
     Up(EngineClient),
     /// Reported lost; the watcher has not checked it yet.
     Doubted(EngineClient),
-    Down {
-        back_at: Instant,
-    },
+    /// Is started again at a time.
+    Down { back_at: Instant },
+    /// Is not started again.
     GivenUp,
 }
 

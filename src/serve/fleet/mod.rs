@@ -253,8 +253,7 @@ impl Fleet {
     /// Refuses to tell the status of a model that is not loaded, as llama.cpp's router does.
     fn not_loaded(&self, index: usize) -> ApiError {
         let id = &self.state.names[index].id;
-        let message =
-            format!("{id:?} is not loaded: POST /v1/models/{id}/load, or the first answer, loads it");
+        let message = format!("{id:?} is not loaded: POST /v1/models/{id}/load loads it");
         ApiError::new(StatusCode::BAD_REQUEST, Some("model_not_loaded"), message).param("model")
     }
 
