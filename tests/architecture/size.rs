@@ -29,7 +29,7 @@ const BUDGETS: &[(&str, usize)] = &[
     ("src/template/", 9_531),
     ("src/runtime/kernel/", 9_147),
     ("src/base/", 1_613),
-    ("src/runtime/models/", 31_072),
+    ("src/runtime/models/", 31_075),
     ("src/runtime/", 19_919), // the engine
     ("src/image/", 813),
     ("src/", 10), // lib.rs and main.rs

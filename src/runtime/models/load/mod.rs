@@ -64,7 +64,7 @@ pub use texts::{TextFiles, TextsAlone};
 use vision::VisionFiles;
 pub use vision::{Sight, VisionFacts};
 
-use super::backend::candle::cuda::{KernelFault, WIDE_ROWS, WIDENED_BYTES, faults};
+use super::backend::candle::cuda::{KernelFault, WIDENED_BYTES, faults};
 use super::backend::candle::{Candle, GROUP_VALUES, is_widened};
 use super::backend::cpu::{Cpu, CpuThreads, HELD_SCORES};
 use super::backend::{Backend, PAGE_TOKENS};
@@ -194,8 +194,11 @@ impl Device {
     /// Returns the tokens of a step that takes in a prompt. A GPU's matrix units want more rows than the CPU's kernels, which are
     /// done with reading weights and unpacking them at 256.
     pub fn step_tokens(self) -> usize {
-        let is_gpu = matches!(self, Device::Candle(kind) if kind != DeviceKind::Cpu);
-        if is_gpu { TEXT_STEP_TOKENS } else { 2 * STEP_TOKENS }
+        match self {
+            Device::Cpu(_) => 2 * STEP_TOKENS,
+            Device::Candle(DeviceKind::Cpu) => STEP_TOKENS,
+            Device::Candle(_) => TEXT_STEP_TOKENS,
+        }
     }
 }
 
@@ -661,7 +664,7 @@ fn activation_bytes(config: &DecoderConfig) -> u64 {
 fn scratch_bytes(num_heads: usize, device: Device, context: usize) -> u64 {
     let rows = device.step_tokens();
     let scores = num_heads.saturating_mul(rows).saturating_mul(context);
-    if rows < WIDE_ROWS { 0 } else { (WIDENED_BYTES + 12 * scores.min(GROUP_VALUES)) as u64 }
+    if rows < TEXT_STEP_TOKENS { 0 } else { (WIDENED_BYTES + 12 * scores.min(GROUP_VALUES)) as u64 }
 }
 
 /// Returns the number of query heads of the layer that has most.

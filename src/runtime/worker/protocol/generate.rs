@@ -29,7 +29,7 @@ pub struct Generate {
     /// Generate up to the end of the context if not positive.
     pub max_new_tokens: i64,
     /// `None`, if it is absent, lowers the limit.
-    #[serde(deserialize_with = "given")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "given")]
     pub overflow: Option<Overflow>,
     /// 0 disables it.
     pub top_k: usize,
