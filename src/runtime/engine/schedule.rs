@@ -47,7 +47,7 @@ pub struct RunningRequest {
 pub struct Budget {
     /// Rows of a step.
     pub tokens: usize,
-    /// Rows of a step beside generations, unless these are more.
+    /// Rows of a step in which some requests generate; each of these has one even if they are more.
     pub beside: usize,
     /// Requests running at once.
     pub running: usize,

@@ -261,7 +261,7 @@ pub struct SsmSpec<'a, V> {
     pub skip: &'a V,
 }
 
-/// What updates a recurrent state, with its inputs.
+/// An update of a recurrent state, with its inputs.
 pub enum Recurrence<'a, B: Backend + ?Sized> {
     /// The convolution of an input.
     Convolution(ConvSpec<'a, B::Vector>, &'a B::Buffer),
