@@ -153,25 +153,18 @@ mod peak {
     use std::arch::x86_64::*;
     use std::hint::black_box;
 
+    use crate::gemm::TileConfig;
+
     /// Runs four independent chains of `tdpbssd`, on tiles of 16 rows of 64 bytes.
     ///
     /// # Safety
     /// The processor has AMX for integers, and this process may use it.
     pub unsafe fn amx(iterations: usize) {
-        #[repr(C, align(64))]
-        struct ProbeTileConfig {
-            palette: [u8; 16],
-            row_bytes: [u16; 16],
-            rows: [u8; 16],
-        }
-        let mut config = ProbeTileConfig { palette: [0; 16], row_bytes: [0; 16], rows: [0; 16] };
-        config.palette[0] = 1;
-        config.row_bytes[..6].fill(64);
-        config.rows[..6].fill(16);
-        // SAFETY: by this function's contract; the configuration is 64 bytes long and valid.
+        // SAFETY: by this function's contract; the configuration is valid, and the one in force is loaded again.
         unsafe {
+            let others = TileConfig::current();
+            TileConfig::of([(16, 64); 6]).load();
             asm!(
-                "ldtilecfg [{config}]",
                 "2:",
                 "tdpbssd tmm0, tmm4, tmm5",
                 "tdpbssd tmm1, tmm4, tmm5",
@@ -179,12 +172,11 @@ mod peak {
                 "tdpbssd tmm3, tmm4, tmm5",
                 "dec {iterations}",
                 "jnz 2b",
-                "tilerelease",
-                config = in(reg) &raw const config,
                 iterations = inout(reg) iterations => _,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _, out("tmm4") _, out("tmm5") _,
-                options(nostack, readonly),
+                options(nostack, nomem),
             );
+            others.load();
         }
     }
 

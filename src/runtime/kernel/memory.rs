@@ -10,7 +10,7 @@
 use std::cell::RefCell;
 use std::io;
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use memmap2::MmapMut;
@@ -42,7 +42,7 @@ impl MemoryNodes {
     /// the user has chosen a policy (`numactl`), or if the system refuses: then the thread that writes a page first decides.
     fn spread(self, mapping: &MmapMut) {
         #[cfg(target_os = "linux")]
-        if self.are_several() && policy_of(None) == Some(libc::MPOL_DEFAULT) {
+        if self.are_several() && policy_of(0, ptr::null()) == Some(libc::MPOL_DEFAULT) {
             let _ = self.interleave(mapping);
         }
         #[cfg(not(target_os = "linux"))]
@@ -72,14 +72,12 @@ impl FromIterator<usize> for MemoryNodes {
     }
 }
 
-/// Returns the policy of the calling thread, or that of the page at an address; `None` if the system does not tell.
+/// Returns the policy of the calling thread, or with the flag MPOL_F_ADDR that of the page at an address; `None` if the system
+/// does not tell.
 #[cfg(target_os = "linux")]
-fn policy_of(address: Option<*const u8>) -> Option<libc::c_int> {
-    const MPOL_F_ADDR: libc::c_int = 2; // of linux/mempolicy.h
+fn policy_of(flags: libc::c_int, address: *const u8) -> Option<libc::c_int> {
     let mut policy: libc::c_int = 0;
-    let flags = if address.is_some() { MPOL_F_ADDR } else { 0 };
-    let address = address.unwrap_or(std::ptr::null());
-    let no_mask = std::ptr::null_mut::<u64>();
+    let no_mask = ptr::null_mut::<u64>();
     // SAFETY: writes one number to `policy`; reads nothing at the address.
     let status =
         unsafe { libc::syscall(libc::SYS_get_mempolicy, &raw mut policy, no_mask, 0usize, address, flags) };
@@ -332,7 +330,8 @@ mod tests {
     #[cfg_attr(miri, ignore = "no mbind")]
     fn pages_are_spread_over_nodes_where_the_system_allows_it() {
         let mapping = MmapMut::map_anon(HUGE_PAGE).unwrap();
-        let policy = || policy_of(Some(mapping.as_ptr()));
+        const MPOL_F_ADDR: libc::c_int = 2; // of linux/mempolicy.h
+        let policy = || policy_of(MPOL_F_ADDR, mapping.as_ptr());
         let Some(before) = policy() else {
             eprintln!("skipped: this system does not tell where memory lies");
             return;
@@ -353,7 +352,7 @@ mod tests {
     fn panels_are_shared_and_begin_at_a_cache_line() {
         let made = PanelMemory::from(check(ArenaMemory::zeroed(256).expect("memory"), 256));
         assert!(made.holds(256) && !made.holds(255));
-        assert!(std::ptr::eq(made.as_ptr(), made.clone().as_ptr()), "clones share the bytes");
+        assert!(ptr::eq(made.as_ptr(), made.clone().as_ptr()), "clones share the bytes");
     }
 
     #[test]

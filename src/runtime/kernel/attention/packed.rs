@@ -66,7 +66,7 @@ impl PackedForm {
 
     /// Writes a row's codes, `step` apart from the code at `first` on.
     #[inline(always)]
-    fn set_codes(self, block: &mut [u8], (first, step): (usize, usize), row: impl Iterator<Item = u8>) {
+    pub fn set_codes(self, block: &mut [u8], (first, step): (usize, usize), row: impl Iterator<Item = u8>) {
         let count = self.count(block);
         let (half, part) = (count / 2, count / 8 * self.high_bits);
         let [mut low, mut high] = self.place(count, first);
@@ -88,11 +88,6 @@ impl PackedForm {
     pub fn code(self, codes: &[u8], index: usize) -> u8 {
         let [low, high] = self.place(self.count(codes), index);
         codes[low.0] >> low.1 & 15 | (codes[high.0] >> high.1 & self.high_mask()) << 4
-    }
-
-    #[inline(always)]
-    pub fn set_code(self, codes: &mut [u8], index: usize, code: u8) {
-        self.set_codes(codes, (index, 1), std::iter::once(code));
     }
 
     /// Returns the number of codes in all of a block's bytes of codes.
@@ -147,6 +142,7 @@ fn join<const BITS: usize, const PART: usize>(low: &[u8], high: &[u8], zero: i8,
 /// Adds each token's zero points, `[block][PAGE_TOKENS]`.
 #[inline(always)]
 fn add_zeros(part: KvPart, zeros: &[i8], dim: usize, codes: &mut [i8]) {
+    let add = |(code, zero): (&mut i8, &i8)| *code = code.wrapping_add(*zero);
     match part {
         KvPart::Keys => {
             let blocks = codes.chunks_mut(BLOCK * PAGE_TOKENS).zip(zeros.as_chunks::<PAGE_TOKENS>().0);
@@ -154,10 +150,7 @@ fn add_zeros(part: KvPart, zeros: &[i8], dim: usize, codes: &mut [i8]) {
                 // Long enough that compilers make vectors of the loop.
                 let zeros = [*zeros; 4];
                 for codes in codes.chunks_mut(4 * PAGE_TOKENS) {
-                    codes
-                        .iter_mut()
-                        .zip(zeros.as_flattened())
-                        .for_each(|(code, zero)| *code = code.wrapping_add(*zero));
+                    codes.iter_mut().zip(zeros.as_flattened()).for_each(add);
                 }
             }
         }

@@ -253,18 +253,15 @@ pub fn copy_rows(
         end
     };
     if let Some(form) = kv_type.packed() {
-        let zeros = copy_numbers(form.code_bytes(head_dim), size_of::<f16>());
+        let codes = form.code_bytes(head_dim);
+        let zeros = copy_numbers(codes, size_of::<f16>());
         if zeros < len {
             copy_numbers(zeros, size_of::<i8>());
         }
         for (dim, token) in (0..head_dim).flat_map(|dim| (0..count).map(move |token| (dim, token))) {
-            let code =
-                form.code(&from.0[..form.code_bytes(head_dim)], part.index(head_dim, from.1 + token, dim));
-            form.set_code(
-                &mut to.0[..form.code_bytes(head_dim)],
-                part.index(head_dim, to.1 + token, dim),
-                code,
-            );
+            let [source, target] = [from.1, to.1].map(|first| part.index(head_dim, first + token, dim));
+            let code = form.code(&from.0[..codes], source);
+            form.set_codes(&mut to.0[..codes], (target, 1), std::iter::once(code));
         }
         return;
     }

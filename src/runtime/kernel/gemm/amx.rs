@@ -5,7 +5,8 @@
 //! point).
 //!
 //! The compiler does not know tile registers, so their contents never outlive a piece of assembly; only their
-//! shape does. It is set once per thread and kind of panel, and reset in [`Kernels::leave`].
+//! shape does. It is set once per thread and kind of panel. [`Kernels::leave`] sets the one that others have left,
+//! because candle's kernels set theirs once per thread and rely on it.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -72,12 +73,10 @@ impl Kernels for Amx {
     }
 
     fn leave() {
-        SHAPE.with(|shape| {
-            if shape.replace(0) != 0 {
-                // SAFETY: tiles were configured, so the processor has them.
-                unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
-            }
-        });
+        if SHAPE.replace(0) != 0 {
+            // SAFETY: tiles were configured, so the processor has them; this configuration was in force.
+            unsafe { OTHERS.get().load() };
+        }
     }
 }
 
@@ -118,16 +117,54 @@ unsafe fn unpack<F: QuantFormat>(panels: Panels<'_>, blocks: Range<usize>, out: 
 thread_local! {
     /// Scales per block of the panels for which this thread's tiles are configured; 0 for none.
     static SHAPE: Cell<usize> = const { Cell::new(0) };
+
+    /// The configuration of this thread before that.
+    static OTHERS: Cell<TileConfig> = const { Cell::new(TileConfig::NONE) };
 }
 
-/// The operand of `ldtilecfg`. Source: Intel's instruction set reference.
+/// The operand of `ldtilecfg` and `sttilecfg`. Source: Intel's instruction set reference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C, align(64))]
-struct TileConfig {
-    palette: u8,
-    start_row: u8,
-    reserved: [u8; 14],
+pub struct TileConfig {
+    /// The number of the palette and zeros.
+    palette: [u8; 16],
     row_bytes: [u16; 16],
     rows: [u8; 16],
+}
+
+impl TileConfig {
+    /// Loading it releases the tiles.
+    pub const NONE: Self = TileConfig { palette: [0; 16], row_bytes: [0; 16], rows: [0; 16] };
+
+    /// Returns the configuration of the first tiles, with at most 16 rows of at most 64 bytes each.
+    pub fn of(shapes: impl IntoIterator<Item = (usize, usize)>) -> Self {
+        let mut config = Self::NONE;
+        config.palette[0] = 1;
+        for (tile, (rows, bytes)) in shapes.into_iter().enumerate() {
+            (config.rows[tile], config.row_bytes[tile]) = (rows as u8, bytes as u16);
+        }
+        config
+    }
+
+    /// Returns this thread's.
+    ///
+    /// # Safety
+    /// amx-tile, and permission to use it.
+    pub unsafe fn current() -> Self {
+        let mut config = Self::NONE;
+        // SAFETY: writes the 64 bytes of the configuration.
+        unsafe { asm!("sttilecfg [{}]", in(reg) &raw mut config, options(nostack, preserves_flags)) };
+        config
+    }
+
+    /// # Safety
+    /// As of [`TileConfig::current`]; the configuration is valid.
+    pub unsafe fn load(&self) {
+        // SAFETY: reads the 64 bytes of the configuration.
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) &raw const *self, options(nostack, readonly, preserves_flags))
+        };
+    }
 }
 
 /// Configures tiles 0 and 1 for products, 2 and 3 for activations, 4 and 5 for weights.
@@ -135,19 +172,18 @@ struct TileConfig {
 /// # Safety
 /// The features.
 unsafe fn configure(parts: usize) {
-    if SHAPE.replace(parts) == parts {
+    let before = SHAPE.replace(parts);
+    if before == parts {
         return;
     }
-    let mut config =
-        TileConfig { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-    for pair in [0, 1] {
-        let shapes = [(TOKENS, GROUP_BYTES), (TOKENS, BLOCK / parts), (GROUPS / parts, GROUP_BYTES)];
-        for (kind, (rows, bytes)) in shapes.into_iter().enumerate() {
-            (config.rows[2 * kind + pair], config.row_bytes[2 * kind + pair]) = (rows as u8, bytes as u16);
+    let shapes = [(TOKENS, GROUP_BYTES), (TOKENS, BLOCK / parts), (GROUPS / parts, GROUP_BYTES)];
+    // SAFETY: by this function's contract; the shapes are valid.
+    unsafe {
+        if before == 0 {
+            OTHERS.set(TileConfig::current());
         }
+        TileConfig::of(shapes.into_iter().flat_map(|shape| [shape; 2])).load();
     }
-    // SAFETY: reads the 64 bytes of the configuration, which is a valid one.
-    unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly, preserves_flags)) };
 }
 
 /// Sums of 16 activation rows with a panel.

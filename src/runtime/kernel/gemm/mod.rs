@@ -50,6 +50,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 pub use activation::Activations;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use amx::TileConfig;
 pub use format::BLOCK;
 use format::{GROUP_BYTES, GROUPS, QuantFormat, ROWS, with_format};
 pub use gated::{GatedSums, gated};

@@ -248,6 +248,31 @@ fn a_broken_activation_spoils_its_own_row_only() {
     }
 }
 
+/// candle's kernels configure the tiles of a thread once, and rely on it.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn tiles_stay_as_others_have_configured_them() {
+    if isa::isa() != Isa::Amx {
+        eprintln!("skipped: this processor has no AMX");
+        return;
+    }
+    let pool = Pool::new(1).unwrap();
+    let case = GemmCase::new(Dtype::Q4K, [32, 512], 40, &mut GemmRandom(5));
+    let packed = case.packed(&pool);
+    let product = || bits(&case.product(&packed, Variant::Amx, 0..40, &pool));
+    let alone = product();
+    let others = TileConfig::of([(7, 36), (5, 20)]);
+    // SAFETY: the processor has tiles; the configurations are valid.
+    unsafe {
+        assert_eq!(TileConfig::current(), TileConfig::NONE);
+        others.load();
+        assert_eq!(product(), alone);
+        crate::limits::int8_pass(&pool);
+        assert_eq!(TileConfig::current(), others);
+        TileConfig::NONE.load();
+    }
+}
+
 #[test]
 fn an_instruction_set_uses_nothing_beyond_itself() {
     assert_eq!(kernels_name(Isa::Scalar), "scalar");
