@@ -216,9 +216,9 @@ impl DiskStore {
         let name = names.get(names.len() / 2).filter(|_| self.thread.is_some());
         let Some(&name) = name else { return Vec::new() };
         let has = |of: &Path| (0..4).any(|group| page_path(of, DiskPageKey { name, group }).is_file());
-        let others = portable::fingerprints(self.folder.root()).unwrap_or_default().into_iter();
-        let others = others.map(|(fingerprint, facts)| (self.folder.root().join(fingerprint), facts));
-        others.filter(|(path, _)| path != self.folder.path() && has(path)).map(|(_, facts)| facts).collect()
+        let is_other = |path: &Path| path != self.folder.path() && has(path);
+        let others = portable::fingerprints(self.folder.root(), is_other).unwrap_or_default();
+        others.into_iter().map(|(_, facts)| facts).collect()
     }
 
     /// Returns the description of the store's fingerprint.

@@ -46,7 +46,7 @@ pub struct ForeignPages {
 /// Errors of the file system, except that a file is absent.
 pub fn find_pages(root: &Path, names: &HashSet<PageName>, vault: Option<&Vault>) -> io::Result<Vec<PageSet>> {
     let mut sets = Vec::new();
-    for (fingerprint, facts) in fingerprints(root)? {
+    for (fingerprint, facts) in fingerprints(root, |_| true)? {
         let file =
             |entry: &DirEntry, key: DiskPageKey| names.contains(&key.name).then(|| (key, entry.path()));
         let found = unless_gone(walk(&root.join(&fingerprint), &AtomicBool::new(false), file))?;
@@ -71,14 +71,16 @@ pub fn find_pages(root: &Path, names: &HashSet<PageName>, vault: Option<&Vault>)
     Ok(sets)
 }
 
-/// Returns the fingerprints that have a folder, and their facts.
-pub(super) fn fingerprints(root: &Path) -> io::Result<Vec<(String, Value)>> {
+/// A fingerprint and its facts.
+type FolderFacts = (String, Value);
+
+/// Returns the fingerprints that have a folder, and their facts. Manifests of folders that are not `wanted` are not read.
+pub(super) fn fingerprints(root: &Path, wanted: impl Fn(&Path) -> bool) -> io::Result<Vec<FolderFacts>> {
     let mut found = Vec::new();
     for folder in unless_gone(fs::read_dir(root))?.into_iter().flatten() {
         let folder = folder?;
-        let Some(name) = folder.file_name().to_str().map(str::to_owned).filter(|_| is_folder(&folder)) else {
-            continue;
-        };
+        let name = folder.file_name().to_str().map(str::to_owned);
+        let Some(name) = name.filter(|_| is_folder(&folder) && wanted(&folder.path())) else { continue };
         let manifest = read_json(&folder.path().join(MANIFEST)).unwrap_or_default();
         if manifest["fingerprint"] == *name {
             found.push((name, manifest["made_of"].clone()));
@@ -117,12 +119,12 @@ pub fn set_origin(
 
 /// Lists the pages that other machines computed.
 pub fn foreign_pages(root: &Path) -> Vec<ForeignPages> {
-    let foreign = |(fingerprint, facts): (String, Value)| {
+    let foreign = |(fingerprint, facts): FolderFacts| {
         let origin = read_json(&root.join(&fingerprint).join(ORIGIN))?;
         let weights_sha256 = serde_json::from_value(origin["weights_sha256"].clone()).ok()?;
         Some(ForeignPages { fingerprint, facts, weights_sha256 })
     };
-    fingerprints(root).unwrap_or_default().into_iter().filter_map(foreign).collect()
+    fingerprints(root, |_| true).unwrap_or_default().into_iter().filter_map(foreign).collect()
 }
 
 /// Moves the pages of a fingerprint to that of a model, `(fingerprint, facts)`. Returns the number of moved pages.

@@ -195,7 +195,7 @@ impl WarmPrompt {
 /// Errors of the file system.
 pub fn pinned_bytes(root: &Path) -> io::Result<u64> {
     let mut num_bytes = 0;
-    for (fingerprint, _) in fingerprints(root)? {
+    for (fingerprint, _) in fingerprints(root, |_| true)? {
         let pages = walk(&root.join(fingerprint), &AtomicBool::new(false), FoundPage::measure);
         let pinned = unless_gone(pages)?.into_iter().flatten().filter(|page| page.is_pinned);
         num_bytes += pinned.map(|page| page.num_bytes).sum::<u64>();
@@ -232,7 +232,7 @@ fn each_page(
     names: &HashSet<PageName>,
     mut act: impl FnMut(DiskPageKey, &Path) -> io::Result<()>,
 ) -> io::Result<()> {
-    for (fingerprint, _) in fingerprints(root)? {
+    for (fingerprint, _) in fingerprints(root, |_| true)? {
         let page =
             |entry: &DirEntry, key: DiskPageKey| names.contains(&key.name).then(|| (key, entry.path()));
         let found = unless_gone(walk(&root.join(fingerprint), &AtomicBool::new(false), page))?;
