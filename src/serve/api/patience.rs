@@ -60,8 +60,8 @@ impl<'a> Patience<'a> {
             let holds_head = self.is_streamed && self.reader.admitted.is_some();
             tokio::select! {
                 biased;
+                () = self.left() => return Err(self.refusal.clone()), // the client has gone, and takes no turn
                 value = &mut future => return Ok(value),
-                () = self.left() => return Err(self.refusal.clone()), // the client has gone
                 () = sleep_until(self.give_up_at.unwrap_or(far)), if self.give_up_at.is_some() => {
                     return Err(self.refusal.clone());
                 }

@@ -541,7 +541,7 @@ fn between(
             let suffix = suffix.clone();
             Some(TextPrompt::Infill(InfillPrompt { prefix, suffix, ..InfillPrompt::default() }))
         }
-        _ => None,
+        TextPrompt::Ids(_) | TextPrompt::WithImages { .. } | TextPrompt::Infill(_) => None,
     });
     let texts: Option<Vec<TextPrompt>> = texts.collect();
     if texts.is_none() {
