@@ -28,9 +28,9 @@ pub struct Generate {
     pub images: Vec<WorkerImage>,
     /// Generate up to the end of the context if not positive.
     pub max_new_tokens: i64,
-    /// `None`, if it is absent, lowers the limit.
-    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "given")]
-    pub overflow: Option<Overflow>,
+    /// [`Overflow::Clamp`] if it is absent, as the reference server does.
+    #[serde(default = "clamp")]
+    pub overflow: Overflow,
     /// 0 disables it.
     pub top_k: usize,
     /// Refuses unknown fields, too.
@@ -83,8 +83,8 @@ pub struct Generate {
     pub events: bool,
 }
 
-fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Overflow>, D::Error> {
-    Overflow::deserialize(deserializer).map(Some)
+fn clamp() -> Overflow {
+    Overflow::Clamp
 }
 
 fn name_or_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<EngineSessionName>, D::Error> {
@@ -110,7 +110,7 @@ impl From<&Request> for Generate {
             prompt_segments: Some(vec![PromptSegment { text: None, ids: Some(request.prompt.clone()) }]),
             images: request.images.iter().map(WorkerImage::of).collect(),
             max_new_tokens: limits.max_tokens.map_or(-1, |tokens| i64::try_from(tokens).unwrap_or(i64::MAX)),
-            overflow: Some(limits.overflow),
+            overflow: limits.overflow,
             top_k: sampling.top_k.unwrap_or(0),
             numbers: SamplingNumbers::of(sampling),
             logit_bias: sampling.logit_bias.clone(),
@@ -185,7 +185,7 @@ impl Generate {
                     true => Some(0),
                     false => usize::try_from(self.max_new_tokens).ok().filter(|&tokens| tokens > 0),
                 },
-                overflow: self.overflow.unwrap_or(Overflow::Clamp),
+                overflow: self.overflow,
                 stop: self.stop,
                 stop_ids: self.stop_ids,
                 ignore_eos: self.ignore_eos,

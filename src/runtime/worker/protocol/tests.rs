@@ -155,7 +155,7 @@ fn the_schema_has_each_field_of_a_generation() {
         }],
         adapters: Some(vec![AdapterUse { key: AdapterKey([7; 32]), scale: 0.5 }]),
         max_new_tokens: 9,
-        overflow: Some(Overflow::Refuse),
+        overflow: Overflow::Refuse,
         top_k: 5,
         numbers,
         logit_bias: BTreeMap::from([(3, 1.5)]),
