@@ -299,8 +299,8 @@ pub struct ConnectArgs {
     /// Compute with a running `llmctl serve` of this user that has the model, instead of loading it again
     ///
     /// The text side and sessions are as without it, and so is every bit of an answer. The server must have the same file with the same
-    /// --dtype, --quantize and --kv-type. LLMCTL_API_KEY holds its key, if it has keys. Where there is none, a notice says so and the
-    /// model is loaded here.
+    /// --dtype, --quantize, --kv-type and --device, and the context that --ctx names or the model has. LLMCTL_API_KEY holds its key, if
+    /// it has keys. Where there is none, a notice says so and the model is loaded here.
     #[arg(long, conflicts_with_all = ["engine", "endpoint"])]
     pub connect: bool,
 }

@@ -29,7 +29,7 @@ const GRACE: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(10);
 
 /// Time after a server's end in which the rest of its standard error is read.
-const WORDS_TIMEOUT: Duration = Duration::from_millis(500);
+const WORDS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Bytes of a server's standard error that are kept, and lines of them that a message shows.
 const MAX_WORDS: usize = 4 << 10;
