@@ -22,7 +22,7 @@ use llmctl_models::kv::{KvGroup, PAGE_TOKENS, PageContent, PageName, PagePool, T
 use llmctl_models::load::fingerprint::loaded_otherwise;
 use llmctl_models::tensor::SharedBytes;
 
-/// Bytes copied out per step while requests run; takes about a millisecond.
+/// Bytes copied out per step while requests run, for 32 rows or fewer: a step with more takes longer. Takes about a millisecond.
 const BYTES_PER_BUSY_STEP: usize = 8 << 20;
 /// Pause before trying again when the I/O thread has no room.
 const ROOM_PAUSE: Duration = Duration::from_millis(5);
@@ -257,13 +257,13 @@ impl Engine {
     /// Handles answers of the disk, and gives it pages to save.
     pub(super) fn advance_disk(&mut self) {
         let Some(disk) = &mut self.disk else { return };
-        let is_busy = !self.running.is_empty();
-        if !is_busy && disk.store.is_loading() {
+        let rows = self.running.iter().map(Generation::rows_left).max();
+        if rows.is_none() && disk.store.is_loading() {
             disk.store.wait(LOAD_PAUSE);
         }
         self.poll_disk();
         self.start_restored();
-        self.save_pages(if is_busy { BYTES_PER_BUSY_STEP } else { usize::MAX });
+        self.save_pages(rows.map_or(usize::MAX, |rows| BYTES_PER_BUSY_STEP * rows.div_ceil(32).max(1)));
     }
 
     /// Handles the events of the store.
@@ -418,7 +418,7 @@ impl Engine {
 impl Engine {
     /// Queues the pages of a session that are worth having after a restart: all full-attention pages, and
     /// what windows and recurrent states need at the end and at the end of the prompt, where the next turn
-    /// may part.
+    /// may part. The last ones come first, as when memory runs out: else they would be evicted before they are saved.
     pub(super) fn save_session(&mut self, generation: &Generation) {
         let Some(disk) = self.disk.as_mut().filter(|disk| disk.store.is_saving()) else { return };
         let resident = generation.sequence().resident();
@@ -427,7 +427,7 @@ impl Engine {
         let end = names.len() * PAGE_TOKENS;
         let prompt_end = (generation.prompt().len() - 1).min(end) / PAGE_TOKENS * PAGE_TOKENS;
         let mut pages: Vec<_> = [prompt_end, end].into_iter().flat_map(|len| pages_of(groups, len)).collect();
-        pages.sort_unstable_by_key(|&(group, number)| (number, group));
+        pages.sort_unstable_by_key(|&(group, number)| std::cmp::Reverse((number, group)));
         pages.dedup();
         let pages = pages.into_iter().filter_map(|(group, number)| PageAt::of(tokens, names, group, number));
         // Touch pages that are already saved, so that a live conversation is evicted last, and pages that several
