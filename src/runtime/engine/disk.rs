@@ -3,7 +3,7 @@
 //! Invariants: a request starts when every read has been answered; pages that could not be read are computed.
 //! Restored pages are held for their request and count against its promise. Pages to save are remembered by
 //! name and not pinned: if their memory is reclaimed first, only warmth is lost. A page is copied out only
-//! when the I/O thread has room, and only a few per step while requests run.
+//! when the I/O thread has room; while requests run, a step copies no more than its rows take time for.
 
 use std::collections::{HashSet, VecDeque};
 use std::path::Path;
@@ -309,7 +309,8 @@ impl Engine {
 
     /// Returns pages on disk that extend the resumable prefix beyond what memory holds.
     fn wanted_pages(&self, generation: &Generation) -> Wanted {
-        let (Some(disk), prompt) = (&self.disk, generation.prompt()) else { return Wanted::default() };
+        let disk = self.disk.as_ref().filter(|_| !generation.scores_prompt());
+        let (Some(disk), prompt) = (disk, generation.prompt()) else { return Wanted::default() };
         let groups = &self.spec().model.groups;
         let names: Vec<_> = prefix::names(prompt).collect();
         let page = |group, number| PageAt::of(prompt, &names, group, number);
@@ -317,9 +318,6 @@ impl Engine {
         let anywhere = |group, number| {
             page(group, number).is_some_and(|page| page.is_indexed(&self.pool) || disk.has(&page))
         };
-        if generation.scores_prompt() {
-            return Wanted::default();
-        }
         let most = prompt.len() - 1;
         let round_down = |len| self.pool.round_down(prompt, len);
         let (there, _) = reachable(groups, most, round_down, in_memory);
@@ -418,7 +416,8 @@ impl Engine {
 impl Engine {
     /// Queues the pages of a session that are worth having after a restart: all full-attention pages, and
     /// what windows and recurrent states need at the end and at the end of the prompt, where the next turn
-    /// may part. The last ones come first, as when memory runs out: else they would be evicted before they are saved.
+    /// may part. Where memory is short the last ones come first, which are evicted first; else the beginning, which is of use
+    /// without the rest.
     pub(super) fn save_session(&mut self, generation: &Generation) {
         let Some(disk) = self.disk.as_mut().filter(|disk| disk.store.is_saving()) else { return };
         let resident = generation.sequence().resident();
@@ -427,7 +426,8 @@ impl Engine {
         let end = names.len() * PAGE_TOKENS;
         let prompt_end = (generation.prompt().len() - 1).min(end) / PAGE_TOKENS * PAGE_TOKENS;
         let mut pages: Vec<_> = [prompt_end, end].into_iter().flat_map(|len| pages_of(groups, len)).collect();
-        pages.sort_unstable_by_key(|&(group, number)| std::cmp::Reverse((number, group)));
+        let sign = if self.pool.allocated_bytes() > self.pool.capacity() / 2 { -1 } else { 1 };
+        pages.sort_unstable_by_key(|&(group, number)| (sign * number as isize, group));
         pages.dedup();
         let pages = pages.into_iter().filter_map(|(group, number)| PageAt::of(tokens, names, group, number));
         // Touch pages that are already saved, so that a live conversation is evicted last, and pages that several
