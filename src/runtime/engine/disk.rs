@@ -3,7 +3,7 @@
 //! Invariants: a request starts when every read has been answered; pages that could not be read are computed.
 //! Restored pages are held for their request and count against its promise. Pages to save are remembered by
 //! name and not pinned: if their memory is reclaimed first, only warmth is lost. A page is copied out only
-//! when the I/O thread has room; while requests run, a step copies no more than its rows take time for.
+//! when the I/O thread has room; while requests run, a step copies a few, and more beside a long prompt.
 
 use std::collections::{HashSet, VecDeque};
 use std::path::Path;
@@ -22,7 +22,8 @@ use llmctl_models::kv::{KvGroup, PAGE_TOKENS, PageContent, PageName, PagePool, T
 use llmctl_models::load::fingerprint::loaded_otherwise;
 use llmctl_models::tensor::SharedBytes;
 
-/// Bytes copied out per step while requests run, for 32 rows or fewer: a step with more takes longer. Takes about a millisecond.
+/// Bytes copied out per step while requests run, for each 32 rows that the longest prompt still has: a step with more rows takes
+/// longer. Takes about a millisecond; the room of the I/O thread is the bound of long prompts.
 const BYTES_PER_BUSY_STEP: usize = 8 << 20;
 /// Pause before trying again when the I/O thread has no room.
 const ROOM_PAUSE: Duration = Duration::from_millis(5);
